@@ -1,0 +1,1 @@
+"""The pytest plugin: options, hooks and fixtures of the parity harness."""
