@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Packed:
-    """Items of several rows, packed: leading size sum(lengths); row i owns lengths[i] >= 0. A dict shares the lengths."""
+    """Items of several rows, packed: leading size sum(lengths); row i owns lengths[i] >= 0. Values may be a dict."""
 
     values: Any
     lengths: np.ndarray
@@ -280,6 +280,7 @@ class Task:
     kind: str  # "transcribe", "speak", "chat", "image", "video", "generate"
     inputs: Mapping[str, Any]
     knobs: Any
+    seed: int = 0  # the engine sets the request's seed before `prepare`
 
 
 @dataclass(frozen=True, slots=True)

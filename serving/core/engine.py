@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
@@ -134,10 +135,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         port = model.loaded.model
         handle = Handle(self, request_id, port, self._pool)
-        seed = seed if seed is not None else int.from_bytes(request_id.encode()[-6:], "little")
+        if seed is None:
+            seed = zlib.crc32(request_id.encode())
         self._requests.expect(request_id)
         try:
-            job = await loop.run_in_executor(self._pool, port.prepare, task)
+            job = await loop.run_in_executor(self._pool, port.prepare, replace(task, seed=seed))
             request = Request(request_id, model, job, seed, handle, self._clock(), session=session, live=live)
             request.in_flight = port.in_flight(job)
             request.steps = port.pieces(job)
