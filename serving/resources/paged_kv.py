@@ -72,9 +72,7 @@ class PagedKV(Resource):
         )
         self.pages = Pages(pages)
         count = (owners or 4 * slots) * len(lanes)
-        self.table = np.zeros(
-            (count + 1, -(-max_len // page_size)), np.int64
-        )  # [S, P]; sequence 0 is the sink
+        self.table = np.zeros((count + 1, -(-max_len // page_size)), np.int64)  # [S, P]; sequence 0 is the sink
         self.length = np.zeros(count + 1, np.int64)
         self.room = np.zeros(count + 1, np.int64)  # tokens that a sequence's pages hold
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
@@ -96,11 +94,7 @@ class PagedKV(Resource):
         names = sorted({self.names[lane_of(self.lanes, name)] for name in lanes})
         wants = [self._missing(held.seqs.get(name, 0), units) for name in names]
         fresh = [name for name in names if name not in held.seqs]
-        if (
-            None in wants
-            or sum(want or 0 for want in wants) > self.pages.free
-            or len(fresh) > len(self._spare)
-        ):
+        if None in wants or sum(want or 0 for want in wants) > self.pages.free or len(fresh) > len(self._spare):
             return False
         self._held[owner] = held
         for name in fresh:
