@@ -41,9 +41,7 @@ def causal_mask(first: int, queries: int, width: int, device: torch.device) -> T
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """[.., H, T, D] over [.., Hk, L, D]; the cache's dtype is the one computed in."""
     grouped = q.shape[-3] != k.shape[-3]
-    found = F.scaled_dot_product_attention(
-        q.to(k.dtype), k, v, attn_mask=mask, scale=scale, enable_gqa=grouped
-    )
+    found = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
     return found.to(q.dtype)
 
 

@@ -59,6 +59,4 @@ def _products(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float
     if seen is not None:
         weights = weights.view(kv_heads, group, rows, -1).masked_fill(~seen, float("-inf")).flatten(1, 2)
     found = torch.bmm(weights.softmax(-1).to(v.dtype), v)  # [Hk, group * T, D]
-    return (
-        found.view(kv_heads, group, rows, width).permute(2, 0, 1, 3).reshape(rows, heads, width).to(q.dtype)
-    )
+    return found.view(kv_heads, group, rows, width).permute(2, 0, 1, 3).reshape(rows, heads, width).to(q.dtype)

@@ -60,14 +60,10 @@ def _decode(n: int, lanes: tuple[int, ...]) -> Packing:
     return Packing(rows, index, units, np.arange(count + 1), every, zeros, heads, seconds, True)
 
 
-def _ragged(
-    rows: np.ndarray, lanes: np.ndarray, units: np.ndarray, heads: np.ndarray, seconds: np.ndarray
-) -> Packing:
+def _ragged(rows: np.ndarray, lanes: np.ndarray, units: np.ndarray, heads: np.ndarray, seconds: np.ndarray) -> Packing:
     starts = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(units, out=starts[1:])
     tokens = np.repeat(np.arange(len(rows)), units)
     steps = np.arange(len(tokens)) - starts[tokens]
     last = starts[1:] - 1
-    return Packing(
-        rows, lanes, units, starts, tokens, steps, last[heads], last[seconds], bool((units == 1).all())
-    )
+    return Packing(rows, lanes, units, starts, tokens, steps, last[heads], last[seconds], bool((units == 1).all()))

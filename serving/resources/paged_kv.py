@@ -96,11 +96,7 @@ class PagedKV(Resource):
         names = sorted({self.names[lane_of(self.lanes, name)] for name in lanes})
         wants = [self._missing(held.seqs.get(name, 0), units) for name in names]
         fresh = [name for name in names if name not in held.seqs]
-        if (
-            None in wants
-            or sum(want or 0 for want in wants) > self.pages.free
-            or len(fresh) > len(self._spare)
-        ):
+        if None in wants or sum(want or 0 for want in wants) > self.pages.free or len(fresh) > len(self._spare):
             return False
         self._held[owner] = held
         for name in fresh:

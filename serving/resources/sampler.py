@@ -149,9 +149,7 @@ class Sampler(Resource):
     def _bias(self, slot: int, bias: Mapping[int, float]) -> None:
         row = self.table("bias", torch.float32)[slot]
         row.zero_()
-        row[torch.tensor(list(bias), device=self.device)] = torch.tensor(
-            list(bias.values()), device=self.device
-        )
+        row[torch.tensor(list(bias), device=self.device)] = torch.tensor(list(bias.values()), device=self.device)
 
     def table(self, name: str, dtype: torch.dtype) -> Tensor:
         """[slots + 1, vocab], made when a request first needs it."""
@@ -264,9 +262,7 @@ class SamplerStep:
         allowed = self.sampler.range(sub)
         seen = self.sampler.table("prompt", torch.bool)[slots][:, allowed]
         counts = self.sampler.table("counts", torch.int32)[slots][:, allowed]
-        return sampling.penalise(
-            logits, seen | (counts > 0), counts, *(numbers[number] for number in NUMBERS[4:])
-        )
+        return sampling.penalise(logits, seen | (counts > 0), counts, *(numbers[number] for number in NUMBERS[4:]))
 
     def _count(self, tokens: Tensor) -> None:
         """Let the penalties know the tokens of rows whose prompt is over; the next step sees them."""

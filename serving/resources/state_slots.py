@@ -28,8 +28,7 @@ class StateSlots(Resource):
             raise SetupError("state slots need at least one slot and one table")
         self.capacity = owners or slots
         self.tables = {
-            name: torch.zeros((slots + 1, *shape), dtype=dtype, device=device)
-            for name, (shape, dtype) in state.items()
+            name: torch.zeros((slots + 1, *shape), dtype=dtype, device=device) for name, (shape, dtype) in state.items()
         }
         self._slot: dict[str, int | None] = {}  # owner -> its slot
         self._owner: dict[int, str] = {}

@@ -56,10 +56,7 @@ def run(kv, tokens, schedule, *, padding=0):
         total = sum(units)
         b = batch(slots, units, size=len(slots) + padding, total=total + padding)
         b.use["kv"] = kv.plan(b, write=True)
-        parts = [
-            [getattr(tokens[s], name)[done[s] : done[s] + u] for s, u in step.items()]
-            for name in ("q", "k", "v")
-        ]
+        parts = [[getattr(tokens[s], name)[done[s] : done[s] + u] for s, u in step.items()] for name in ("q", "k", "v")]
         pad = [torch.full((padding, *p[0].shape[1:]), 7.0) for p in parts]
         q, k, v = (torch.cat([*p, extra]) for p, extra in zip(parts, pad, strict=True))
         for layer in range(len(kv.pool.k)):
@@ -109,9 +106,7 @@ def test_invariant_bits_do_not_depend_on_chunks_batch_or_padding(page_size, dim)
     for size in (1, 2, 3, 15, 16, 17, 40):
         alone = outputs([{2: u} for u in chunks(61, size)], 2)[2]
         assert torch.equal(alone, whole[2]), f"chunks of {size}"
-    mixed = outputs(
-        [{3: 20, 1: 1}, {1: 40, 2: 9, 3: 1}] + [{2: 1, 3: 1, 1: 1}] * 20 + [{2: 32, 3: 20}], 1, 2, 3
-    )
+    mixed = outputs([{3: 20, 1: 1}, {1: 40, 2: 9, 3: 1}] + [{2: 1, 3: 1, 1: 1}] * 20 + [{2: 32, 3: 20}], 1, 2, 3)
     padded = outputs([{1: 7, 2: 30, 3: 61}, {2: 31, 1: 54}], 1, 2, 3, padding=5)
     for slot, want in whole.items():
         assert torch.equal(mixed[slot], want)
