@@ -9,15 +9,17 @@ after the first byte, dropped connections, wrong sample rates, answers that chan
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
 import random
 import re
 import struct
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Fault = Literal["error", "drop", "hang", "stop", "second_header"]
@@ -38,6 +40,7 @@ class Script:
     status: int = 200
     usage: Literal["none", "total", "running"] = "total"  # how tokens are reported
     spoil: int = 0  # another value gives other content
+    stamp: bool = False  # a chunk starts with the moment it was written: a double, time.monotonic()
 
     @property
     def moments(self) -> list[float]:
@@ -102,8 +105,10 @@ class Answer:
         self._tokens = 0
 
     async def send(self) -> None:
-        if self._path == "/health/ready" or self._path == "/v1/models":
-            await self._document(200, {"data": [{"id": "fake", "object": "model"}]})
+        if self._path.startswith(("/health", "/v1/models")):
+            await self._document(200, {"id": "fake", "capabilities": {"sample_rate": 24_000}})
+        elif self._path == "/v1/server_info":
+            await self._document(200, {"state": "ready", "api_key": "hidden"})
         elif self._script.status != 200:
             await self._document(self._script.status, {"error": {"message": "as scripted"}})
         elif "transcriptions" in self._path:
@@ -165,7 +170,8 @@ class Answer:
 
     def _piece(self) -> bytes:
         if not self._sse:
-            return self._random.randbytes(2 * self._script.size)
+            stamp = struct.pack("<d", time.monotonic()) if self._script.stamp else b""
+            return stamp + self._random.randbytes(2 * self._script.size - len(stamp))
         self._tokens += self._script.size
         event: dict[str, Any] = {"choices": [{"delta": {"content": self._words(self._script.size) + " "}}]}
         if self._script.usage == "running":
@@ -196,3 +202,37 @@ class Answer:
 
 def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def main() -> None:
+    """Serve one script until stopped: python -m perf.fake_server --port 8000 --first 0.2"""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--first", type=float, default=0.1)
+    parser.add_argument("--gap", type=float, default=0.05)
+    parser.add_argument("--pieces", type=int, default=5)
+    parser.add_argument("--size", type=int, default=2400)
+    parser.add_argument("--slots", type=int)
+    parser.add_argument("--stamp", action="store_true")
+    parser.add_argument(
+        "--fail-every", type=int, default=0, help="every n-th request is dropped after a chunk"
+    )
+    args = parser.parse_args()
+    good = Script(first=args.first, gaps=(args.gap,) * (args.pieces - 1), size=args.size, stamp=args.stamp)
+    bad = replace(good, fault="drop")
+
+    def script(i: int) -> Script:
+        return bad if args.fail_every and i % args.fail_every == args.fail_every - 1 else good
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve_forever(FakeServer(script, args.slots), args.port))
+
+
+async def _serve_forever(server: FakeServer, port: int) -> None:
+    async with server.listening(port) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

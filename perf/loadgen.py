@@ -28,6 +28,7 @@ class Plan:
     requests: int
     warmup: int = 0
     timeout: float = 120.0
+    seconds: float | None = None  # measure no longer than this, however few requests it holds
     seed: int = 0
     trace: Sequence[float] = ()
     cancel_every: int = 0
@@ -63,7 +64,15 @@ class Window:
                 self.start, self.seam = now + 1e-6, now
         elif self.start <= record.sent <= (self.sent_until or now):
             self.ended += 1
-        if self.ended >= self.requests:
+        self._maybe_done()
+
+    def close(self) -> None:
+        """No further request is measured; those that were sent still are."""
+        self.requests = self.sent
+        self._maybe_done()
+
+    def _maybe_done(self) -> None:
+        if self.start is not None and self.ended >= self.requests:
             self.done.set()
 
 
@@ -75,6 +84,7 @@ class Generator:
         self._load, self._plan = load, plan
         self._records: list[Record] = []
         self._window = Window(plan.warmup, plan.requests)
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, watch: Watch, stop: asyncio.Event, label: str = "", repeat: int = 0) -> Point:
         """Hold the load until every measured request has ended, or until `stop`."""
@@ -83,6 +93,8 @@ class Generator:
             stopped = await self._wait(driver, stop)
             end = self._clock()
             await self._cancel([driver])
+            if self._timer:
+                self._timer.cancel()
         start = end if self._window.start is None else min(self._window.start, end)
         return Point(
             label=label,
@@ -146,6 +158,8 @@ class Generator:
         finally:
             record.end = max(self._clock(), record.chunks[-1].t if record.chunks else 0.0)
             self._window.finished(record, record.end)
+            if self._plan.seconds and self._window.start is not None and self._timer is None:
+                self._timer = self._clock.loop.call_later(self._plan.seconds, self._window.close)
 
     async def _attempt(self, item: Item, record: Record, leave: float | None) -> None:
         limit = self._plan.timeout if leave is None else leave

@@ -80,6 +80,7 @@ class Record:
     input_seconds: float | None = None  # audio sent
     tokens: int | None = None  # the server's count of tokens made
     text: str | None = None
+    reference: str | None = None  # what a clip says, where the workload knows
     digest: str | None = None  # sha256 of the content bytes
 
     def check(self) -> None:
@@ -130,6 +131,7 @@ class Check:
     method: Literal["bytes", "snr", "wer"]
     value: float  # 1/0 for bytes, dB, or word error rate
     passed: bool
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -169,18 +171,17 @@ class Config:
     """What was asked for."""
 
     route: str
-    model: str
-    targets: Mapping[str, str]  # label -> base URL or command
+    models: Mapping[str, str]  # target's label -> the model's name there
     workload: str
     items: int  # distinct requests in the workload
     seed: int
-    requests: int
-    warmup: int
+    requests: int | None  # measured at each point; None: the bench's rule
+    warmup: int | None
     timeout: float
     slos: Mapping[str, float] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     verify: int = 0
-    declared_rate: int | None = None  # what the model says its sample rate is
+    declared_rates: Mapping[str, int] = field(default_factory=dict)  # label -> the model's own sample rate
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +38,10 @@ class Target:
     url: str
     model: str
     label: str = "server"
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
 class Sender:
@@ -72,7 +75,8 @@ class Sender:
         """Send and fill the record; raises `RequestFailed`."""
         keep = item.id in self.keep
         reader = READERS[self.route](record, declared_rate=self._declared_rate, keep=keep)
-        record.input_seconds = item.seconds
+        if item.audio is not None:
+            record.input_seconds, record.reference = item.seconds, item.text or None
         await self._pool.send(self._encoded.get(item.id) or self._encode(item), reader)
         reader.finish()
         if reader.kept is not None:
@@ -83,11 +87,10 @@ class Sender:
 
     def _encode(self, item: Item) -> bytes:
         fields = {"model": self.target.model, **self._body, **item.body}
-        key = self.target.api_key
         request = httpx.Request(
             "POST",
             self.target.url.rstrip("/") + PATHS[self.route],
-            headers={"accept": "*/*", **({"authorization": f"Bearer {key}"} if key else {})},
+            headers={"accept": "*/*", **self.target.headers()},
             **_content(self.route, item, fields),
         )
         head = [f"POST {request.url.raw_path.decode()} HTTP/1.1"]

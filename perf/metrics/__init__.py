@@ -17,6 +17,7 @@ from perf.metrics.audio import (
 from perf.metrics.base import Metric, Result, Spread
 from perf.metrics.goodput import Goodput
 from perf.metrics.latency import ChunkGap, EndToEnd, FirstAudio, FirstContent, TimePerToken, TokenGap
+from perf.metrics.quality import WordErrorRate
 from perf.metrics.totals import AchievedRate, OfferedRate, RequestThroughput, SuccessRate, TokenThroughput
 from perf.schema import Point
 from serving.errors import BadRequest, nearest
@@ -35,7 +36,7 @@ _ROUTES: Mapping[str, tuple[type[Metric], ...]] = {
         C100,
         C200,
     ),
-    "transcription": (FirstContent, RealTimeFactor, AudioThroughput, AudioDuration),
+    "transcription": (FirstContent, RealTimeFactor, AudioThroughput, AudioDuration, WordErrorRate),
     "chat": (FirstContent, ChunkGap, TokenGap, TimePerToken, TokenThroughput),
 }
 HEADLINE = {"speech": "audio_throughput", "transcription": "audio_throughput", "chat": "token_throughput"}
