@@ -111,9 +111,7 @@ class Codec(Node):
         counts = b.buffer("counts", (b.size,), torch.int64)
         tokens.zero_()
         counts.zero_()
-        if not b.n:
-            return
-        for i, chunk in enumerate(b.taken["tokens"]):
+        for i, chunk in enumerate(b.chunks("tokens")):
             offset = self.BEFORE - (chunk.fresh - chunk.start)
             if chunk.seen > chunk.start:
                 tokens[i, offset : offset + chunk.seen - chunk.start] = torch.as_tensor(b.ins["tokens"].row(i))
@@ -121,7 +119,7 @@ class Codec(Node):
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         state = b.use["filter"]
-        table, index = state["y"], state.index
+        table, index = state["y"], b.slots
         excited = self.net.excite(b.buffers["tokens"]).flatten(1)  # [size, MOST * samples]
         pcm, states = self.net.filter(excited, table[index])
         samples = b.buffers["counts"] * self.c.samples
@@ -130,7 +128,7 @@ class Codec(Node):
         return {"pcm": pcm}
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
-        chunks = b.taken["tokens"]
+        chunks = b.chunks("tokens")
         lengths = np.array([(chunk.stop - chunk.fresh) * self.c.samples for chunk in chunks], np.int64)
         pcm = np.concatenate([row[:length] for row, length in zip(out["pcm"], lengths, strict=False)])
         verdicts = np.where([chunk.final for chunk in chunks], Verdict.DONE, Verdict.WAIT)
@@ -228,13 +226,13 @@ class Listener(Node):
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         state = b.use["memory"]
-        table, index = state["h"], state.index
+        table, index = state["h"], b.slots
         logits, new = self.net(b.buffers["frames"], table[index])
         table[index] = torch.where(b.buffers["heard"][:, None], new, table[index])
         return {"token": logits.argmax(-1)}
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
-        chunks = b.taken["audio"]
+        chunks = b.chunks("audio")
         heard = np.array([chunk.stop > chunk.fresh for chunk in chunks])
         verdicts = np.where([chunk.final for chunk in chunks], Verdict.DONE, Verdict.WAIT)
         return Settled(verdicts, {"token": Packed(out["token"][: b.n][heard], heard.astype(np.int64))})

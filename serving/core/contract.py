@@ -134,6 +134,10 @@ class Batch:
     use: dict[str, Any] = field(default_factory=dict)  # label -> what that resource planned for this step
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
+    def chunks(self, port: str) -> list[Chunk]:
+        """The chunk that each row took from a port which every row of the batch takes; [] for a batch of sinks."""
+        return [chunk for chunk in self.taken.get(port, ()) if chunk is not None]
+
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A static input of this bucket, made once and reused at every step with it; old contents stay."""
         held = self.buffers.get(name)
@@ -323,8 +327,12 @@ PORTS: Mapping[str, Mapping[str, Any]] = {
 class Model(Protocol):
     """A port, loaded. `prepare`, `pieces` and `present` run in host pools, never on the engine thread."""
 
-    graph: Graph
-    modules: Mapping[str, torch.nn.Module]  # what the numerics mode prepares and probes
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """What the numerics mode prepares and probes."""
 
     def prepare(self, task: Task) -> Any:
         """Tokenise, featurise, check: the job. Raises `serving.errors.BadRequest`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from serving.core import admission
+from serving.core.buffer import StreamBuffer
 from serving.core.contract import Emit, Packed, Piece
 from serving.core.graph import split
 from serving.core.handoff import End, cancelled
@@ -80,7 +81,9 @@ class Requests:
         model = request.model
         if spec.walk not in model.wirings:
             raise StepFailed(f'{model.key} has no walk "{spec.walk}".{nearest(spec.walk, model.wirings)}')
-        piece = PieceRun(request, index, spec, model.wirings[spec.walk])
+        wiring = model.wirings[spec.walk]
+        piece = PieceRun(request, index, spec, wiring)
+        piece.client = {name: StreamBuffer(edge) for name, edge in wiring.client_inputs.items()}
         admission.fits(piece)
         request.running[index] = piece
         if spec.result is not None:
@@ -154,9 +157,9 @@ class Requests:
             return
         waiting, self._closing = self._closing, []
         for piece in waiting:
-            if piece.busy == 0:
+            over = piece.open == 0 or piece.request.closed
+            if over and piece.busy == 0:  # with a step in flight it comes back here through `settled`
                 self._release(piece)
-            # NOTE: a piece with a step in flight comes back here through `settled`
 
     def _release(self, piece: PieceRun) -> None:
         if piece.slot:
@@ -175,19 +178,16 @@ class Requests:
             edge = piece.wiring.client_inputs.get(name)
             if edge is None:
                 raise BadRequest(f'No input stream "{name}".{nearest(name, piece.wiring.client_inputs)}', param=name)
-            node, port = split(edge.target)
-            if not piece.seats:
-                raise BadRequest("The request is still waiting.", code="not_started")
-            seat = piece.seats[node]
-            buffer = seat.inputs[port]
+            buffer = piece.client[name]
             if items is None:
                 buffer.end()
             else:
                 count = int(items.lengths.sum())
-                if edge.limit is not None and buffer.written + count > edge.limit:
+                if edge.limit is not None and buffer.backlog + count > edge.limit:
                     raise TooLarge(f"{name} holds at most {edge.limit} items.", param=name)
                 buffer.write(items.values, count)
-            self._engine._router.woken.append(seat)
+            if piece.seats:
+                self._engine._router.woken.append(piece.seats[split(edge.target)[0]])
 
     def consumed(self, request_id: str, count: int) -> None:
         """The client took items: whoever waited for it may go on."""

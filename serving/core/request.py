@@ -75,6 +75,7 @@ class PieceRun:
     index: int
     spec: Piece
     wiring: Wiring
+    client: dict[str, StreamBuffer] = field(default_factory=dict)  # its client streams, by name
     slot: int = 0
     seats: dict[str, Seat] = field(default_factory=dict)
     owners: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the piece

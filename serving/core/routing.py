@@ -35,10 +35,13 @@ class Router:
         for name, ports in wiring.outputs.items():
             for port, edges in ports.items():
                 piece.seats[name].outputs[port] = [self._outlet(piece, name, edge) for edge in edges]
-        for edge in wiring.client_inputs.values():
-            self._input(piece, edge)
+        for name, edge in wiring.client_inputs.items():
+            target, port = split(edge.target)
+            piece.seats[target].inputs[port] = piece.client[name]
         for target, items in piece.spec.inputs.items():
-            self.feed(self._buffer(piece, target), items, end=True)
+            buffer = self._buffer(piece, target)
+            buffer.write(items.values, int(items.lengths.sum()))
+            buffer.end()
         if piece.spec.result is not None:
             name, port = split(piece.spec.result)
             piece.seats[name].collect = port
@@ -57,10 +60,6 @@ class Router:
         piece.seats[target].inputs[port] = buffer
         return Outlet(port, piece.seats[target], buffer, edge.limit)
 
-    def _input(self, piece: PieceRun, edge: Edge) -> None:
-        name, port = split(edge.target)
-        piece.seats[name].inputs[port] = StreamBuffer(edge)
-
     def _buffer(self, piece: PieceRun, target: str) -> StreamBuffer:
         """The stream a piece's input goes to; one with no edge of its own is given whole."""
         name, port = split(target)
@@ -68,12 +67,6 @@ class Router:
         if port not in inputs:
             inputs[port] = StreamBuffer(Edge(f"{CLIENT}.{port}", target, Whole()))
         return inputs[port]
-
-    def feed(self, buffer: StreamBuffer, items: Packed, *, end: bool) -> None:
-        """Write a whole stream's items."""
-        buffer.write(items.values, int(items.lengths.sum()))
-        if end:
-            buffer.end()
 
     def emit(self, seats: list[Seat], port: str, items: Packed, void: list[bool]) -> None:
         """Route one port of a settled step."""

@@ -39,9 +39,11 @@ def read(policy, arrivals, partial=None):
 @given(POLICIES, st.lists(st.integers(0, 12), max_size=12))
 def test_every_item_is_new_once_and_the_end_comes_once(policy, arrivals):
     got, total, buffer = read(policy, arrivals)
-    fresh = [item for chunk, items in got for item in np.asarray(items if items is not None else [])[
-        chunk.fresh - chunk.start : chunk.stop - chunk.start
-    ]]
+    fresh = [
+        item
+        for chunk, items in got
+        for item in np.asarray(items if items is not None else [])[chunk.fresh - chunk.start : chunk.stop - chunk.start]
+    ]
     assert fresh == list(range(total))
     assert [chunk.final for chunk, _ in got] == [False] * (len(got) - 1) + [True]
     assert not buffer.parts
