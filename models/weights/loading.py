@@ -53,7 +53,8 @@ def load_strict(module: M, tensors: Mapping[str, Tensor], *, dtype: torch.dtype 
         )
     for places in groups.values():
         _assign(places, next(cast[name] for name, _, _ in places if name in cast))
-    hollow = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    filled = {name for places in groups.values() for name, _, _ in places}
+    hollow = [name for name, buffer in module.named_buffers() if buffer.is_meta and name not in filled]
     if hollow:
         raise SetupError(
             f"{_some('buffers without a value', hollow)}: the port must compute them", param="weights"

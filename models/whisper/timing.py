@@ -81,10 +81,10 @@ def median_filter(x: Tensor, width: int) -> Tensor:
 def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The cheapest monotone path through cost [N, M] float64: its row and column indices.
 
-    Anti-diagonal by anti-diagonal, sums kept in float32; a tie prefers the column step, as the reference does.
+    Anti-diagonal by anti-diagonal; a tie prefers the column step, as the reference does.
     """
     n, m = cost.shape
-    total = np.full((n + 1, m + 1), np.inf, np.float32)
+    total = np.full((n + 1, m + 1), np.inf)
     move = np.full((n + 1, m + 1), 2, np.int8)  # 0: both, 1: row, 2: column
     total[0, 0] = 0
     for diagonal in range(2, n + m + 1):
