@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
@@ -21,11 +21,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from serving.core.contract import Options
 from serving.errors import BadRequest, SetupError, nearest
 from serving.strict import check, explain
 
+if TYPE_CHECKING:
+    from serving.core.contract import Options
+
 ENV_PREFIX = "TOOLKIT_"
+CLIENT_VARIABLES = ("TOOLKIT_API_KEY",)  # read by the command line for its clients, not by a server
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG_FOLDERS = (ROOT / "toolkit" / "configs", ROOT / "configs")  # in the wheel; in the repository
 
@@ -134,6 +137,8 @@ class Deployment(Section):
 
     def to_options(self) -> Options:
         """What the port is built with."""
+        from serving.core.contract import Options  # brings torch, which reading settings does not need
+
         return Options(
             device=self.device,
             profile=self.profile,
@@ -159,7 +164,7 @@ def load_settings(file: Path | None = None, **overrides: Any) -> ServerSettings:
 
 def refuse_unknown_environment(environment: Mapping[str, str]) -> None:
     """`SetupError` for a TOOLKIT_ variable that no setting has."""
-    valid = {ENV_PREFIX + name.upper() for name in _paths(ServerSettings)}
+    valid = {*CLIENT_VARIABLES, *(ENV_PREFIX + name.upper() for name in _paths(ServerSettings))}
     for name in environment:
         if name.startswith(ENV_PREFIX) and name.upper() not in valid:
             raise SetupError(f'Unknown environment variable "{name}".{nearest(name, valid)}', param=name)

@@ -65,8 +65,12 @@ def encode(fmt: str, rate: int, samples: np.ndarray) -> bytes:
 
 
 def to_pcm16(samples: np.ndarray) -> bytes:
-    """Little-endian 16-bit samples, clipped, rounded to nearest."""
-    return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+    """Little-endian 16-bit samples, rounded to nearest; full scale is 2^15, as libsndfile reads it, and is clipped."""
+    return _int16(samples).tobytes()
+
+
+def _int16(samples: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2")
 
 
 def wav_header(rate: int, data_bytes: int) -> bytes:
@@ -144,7 +148,7 @@ class Container:
         self._file = soundfile.SoundFile(self._sink, "w", rate, 1, subtype, format=container, **options)
 
     def push(self, samples: np.ndarray) -> bytes:
-        self._file.write(np.clip(samples, -1.0, 1.0))
+        self._file.write(_int16(samples) if self._file.subtype == "PCM_16" else np.clip(samples, -1.0, 1.0))
         return self._sink.take() if self._live else b""
 
     def close(self) -> bytes:
