@@ -111,20 +111,14 @@ def judge(
     # By permutation: repeats are few and may tie, where the normal approximation is far off.
     exact = PermutationMethod(n_resamples=RESAMPLES, rng=0)
     p = float(mannwhitneyu(a, b, method=exact).pvalue) if a and b else 1.0
-    worse = (
-        (low, high)
-        if metric.better == "lower"
-        else (1 / high if high else np.inf, 1 / low if low else np.inf)
-    )
+    worse = (low, high) if metric.better == "lower" else (1 / high if high else np.inf, 1 / low if low else np.inf)
     verdict, reason = _decide(worse, p, min(len(a), len(b)), allowed, trusted)
     return Comparison(
         metric.name, metric.better, load, tuple(a), tuple(b), ratio, low, high, p, allowed, verdict, reason
     )  # fmt: skip
 
 
-def _decide(
-    worse: tuple[float, float], p: float, n: int, allowed: float, trusted: bool
-) -> tuple[Verdict, str]:
+def _decide(worse: tuple[float, float], p: float, n: int, allowed: float, trusted: bool) -> tuple[Verdict, str]:
     """`worse`: interval of the loss ratio, 1 = equal, above = B is worse."""
     if n < REPEATS:
         return "inconclusive", f"{n} repeats decide nothing; {REPEATS} of each are needed"
