@@ -110,9 +110,7 @@ class Bench:
     say: Say = lambda line: None
     dial: Dial | None = None
 
-    async def run(
-        self, targets: Sequence[Running], out: Path | None = None, resume: Run | None = None
-    ) -> Run:
+    async def run(self, targets: Sequence[Running], out: Path | None = None, resume: Run | None = None) -> Run:
         """Measure; see `run_bench`."""
         self._clock, self._stop = Clock(), asyncio.Event()
         self._senders: dict[str, Sender] = {}

@@ -214,9 +214,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2400)
     parser.add_argument("--slots", type=int)
     parser.add_argument("--stamp", action="store_true")
-    parser.add_argument(
-        "--fail-every", type=int, default=0, help="every n-th request is dropped after a chunk"
-    )
+    parser.add_argument("--fail-every", type=int, default=0, help="every n-th request is dropped after a chunk")
     args = parser.parse_args()
     good = Script(first=args.first, gaps=(args.gap,) * (args.pieces - 1), size=args.size, stamp=args.stamp)
     bad = replace(good, fault="drop")

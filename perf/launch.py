@@ -89,9 +89,7 @@ def _wait(what: Launch, process: subprocess.Popen[bytes], log: Path) -> str:
             return url
         time.sleep(0.1)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-    state = (
-        "did not get ready in time" if process.poll() is None else f"ended with status {process.returncode}"
-    )
+    state = "did not get ready in time" if process.poll() is None else f"ended with status {process.returncode}"
     raise SetupError(f"The server {what.label!r} {state}. The end of its log:\n{tail}")
 
 

@@ -90,9 +90,7 @@ class Record:
         if any(a > b for a, b in pairwise(times)):
             raise ValueError(f"request {self.item!r}: times out of order: {times}")
         if self.end is None or (self.outcome == "ok") != (self.failure is None):
-            raise ValueError(
-                f"request {self.item!r}: {self.outcome} with end {self.end} and failure {self.failure}"
-            )
+            raise ValueError(f"request {self.item!r}: {self.outcome} with end {self.end} and failure {self.failure}")
         if any(c.size < 0 or c.tokens < 0 for c in self.chunks):
             raise ValueError(f"request {self.item!r}: a chunk of negative size")
 

@@ -81,9 +81,7 @@ def main() -> None:
     point, cpu = check(args.connections, args.chunks, args.seconds, args.fail_every)
     lags, found = np.array(StampReader.lags), counts(point)
     span = point.samples[-1].t - point.samples[0].t
-    print(
-        f"{len(lags)} chunks in {span:.1f} s ({len(lags) / span:.0f}/s) over {args.connections} connections"
-    )
+    print(f"{len(lags)} chunks in {span:.1f} s ({len(lags) / span:.0f}/s) over {args.connections} connections")
     print("lag p50 {:.2f} ms, p99 {:.2f} ms, max {:.2f} ms".format(*1e3 * np.percentile(lags, [50, 99, 100])))
     print(f"client CPU {1e6 * cpu / len(lags):.0f} us a chunk, {100 * cpu / span:.0f} % of a core")
     print(f"{found.sent} sent = {found.ok} ok + {found.failed} failed + {found.dropped} dropped")

@@ -58,9 +58,7 @@ def _send_lag(point: Point, config: Config) -> Flags:
     gap = (sent[-1].scheduled - sent[0].scheduled) / (len(sent) - 1)
     lag = float(np.percentile([r.sent - r.scheduled for r in sent], 99))
     if gap > 0 and lag > LAG_OF_GAP * gap:
-        yield _invalid(
-            "generator_lag", f"p99 of send lag {1e3 * lag:.1f} ms is over 5 % of the gap {gap:.3g} s"
-        )
+        yield _invalid("generator_lag", f"p99 of send lag {1e3 * lag:.1f} ms is over 5 % of the gap {gap:.3g} s")
 
 
 def _stall(point: Point, config: Config) -> Flags:
@@ -70,9 +68,7 @@ def _stall(point: Point, config: Config) -> Flags:
         return
     late, usual = float(np.percentile(point.stalls, 99)), float(np.median(firsts))
     if late > STALL and late > STALL_OF_LATENCY * usual:
-        yield _invalid(
-            "client_stall", f"the client woke {1e3 * late:.1f} ms late (p99); first responses {usual:.3g} s"
-        )
+        yield _invalid("client_stall", f"the client woke {1e3 * late:.1f} ms late (p99); first responses {usual:.3g} s")
 
 
 def _machine(point: Point, config: Config, cores: int) -> Flags:

@@ -39,9 +39,7 @@ class Sink(Protocol):
 class Parser:
     """Bytes of responses in, `head` and `piece` calls out. One instance a connection."""
 
-    def __init__(
-        self, head: Callable[[int, dict[str, str]], None], piece: Callable[[bytes, bool], None]
-    ) -> None:
+    def __init__(self, head: Callable[[int, dict[str, str]], None], piece: Callable[[bytes, bool], None]) -> None:
         self._buffer = bytearray()
         self._on_head, self._on_piece = head, piece
         self._left = 0

@@ -10,9 +10,7 @@ from perf.client.http import RequestFailed
 from perf.schema import Sound
 
 OPENAI_PCM_RATE = 24_000
-PLACEHOLDER = (
-    0x7FFF0000  # sizes from here on say "unknown": writers use 0x7fffffff, 0xffffffff and neighbours
-)
+PLACEHOLDER = 0x7FFF0000  # sizes from here on say "unknown": writers use 0x7fffffff, 0xffffffff and neighbours
 
 
 class PcmStream:
@@ -45,9 +43,7 @@ class PcmStream:
     def finish(self) -> None:
         """Raise if the stream ended inside a header, a frame, or before the length it promised."""
         if self._buffer or not self._frame:
-            raise RequestFailed(
-                "truncated" if self._given or self._buffer else "empty", "the audio is incomplete"
-            )
+            raise RequestFailed("truncated" if self._given or self._buffer else "empty", "the audio is incomplete")
         if self._promised is not None and self._given < self._promised:
             raise RequestFailed("truncated", f"{self._given} of {self._promised} bytes of audio")
         if not self._given:

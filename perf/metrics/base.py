@@ -48,9 +48,7 @@ class Spread(Metric):
     def result(self, point: Point) -> Result:
         values = self.values(point)
         summary = summarise(values)
-        return Result(
-            self.name, self.unit, self.better, len(values), summary.mean if summary else None, summary
-        )
+        return Result(self.name, self.unit, self.better, len(values), summary.mean if summary else None, summary)
 
 
 class Total(Metric):

@@ -29,9 +29,7 @@ class Goodput(Total):
         for name in slos:
             if name not in known:
                 hint = nearest(name, known)
-                raise BadRequest(
-                    f'No objective "{name}" on this route.{hint}', param="slo", code="unknown_slo"
-                )
+                raise BadRequest(f'No objective "{name}" on this route.{hint}', param="slo", code="unknown_slo")
         return cls({known[name]: limit for name, limit in slos.items()})
 
     def met(self, record: Record) -> bool:

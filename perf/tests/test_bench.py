@@ -30,9 +30,7 @@ from perf.workloads.clips import wav
 from serving.errors import BadRequest, SetupError
 
 QUICK = Script(first=0.01, gaps=(0.005, 0.005), size=1200)
-FAKE = Launch(
-    [sys.executable, "-m", "perf.fake_server", "--port", "0", "--first", "0.05"], model="fake", label="fake"
-)
+FAKE = Launch([sys.executable, "-m", "perf.fake_server", "--port", "0", "--first", "0.05"], model="fake", label="fake")
 
 
 def simulated(server: FakeServer, route: str = "speech", loads=(closed(2),), **settings) -> Run:
@@ -96,9 +94,7 @@ def test_interrupted_runs_keep_what_was_measured_and_resume():
     server = FakeServer(lambda i: Script(first=1.0, gaps=()))
 
     async def main() -> tuple[Run, Run]:
-        bench = Bench(
-            "speech", default("speech"), [closed(1), closed(4)], Settings(requests=8), dial=dial_to(server)
-        )
+        bench = Bench("speech", default("speech"), [closed(1), closed(4)], Settings(requests=8), dial=dial_to(server))
         live = [Running(Target("http://fake", "fake"))]
         task = asyncio.create_task(bench.run(live))
         await asyncio.sleep(11.5)
@@ -201,13 +197,9 @@ def test_a_time_limit_measures_fewer_requests():
 @pytest.mark.parametrize("kind", ["constant", "poisson", "ramp", "burst", "trace"])
 def test_open_loads_offer_what_they_say(kind):
     trace = tuple(i * 0.5 for i in range(41))
-    run = simulated(
-        FakeServer(lambda i: QUICK), loads=[Load(kind, 4)], requests=33, warmup=4, trace=trace, seed=3
-    )
+    run = simulated(FakeServer(lambda i: QUICK), loads=[Load(kind, 4)], requests=33, warmup=4, trace=trace, seed=3)
     sent = [r.scheduled for r in run.points[0].records]
-    again = simulated(
-        FakeServer(lambda i: QUICK), loads=[Load(kind, 4)], requests=33, warmup=4, trace=trace, seed=3
-    )
+    again = simulated(FakeServer(lambda i: QUICK), loads=[Load(kind, 4)], requests=33, warmup=4, trace=trace, seed=3)
     assert sent == [r.scheduled for r in again.points[0].records]
     rate = (len(sent) - 1) / (sent[-1] - sent[0])
     expected = {"constant": 4.0, "poisson": 4.0, "burst": 4.0, "trace": 8.0}

@@ -34,9 +34,7 @@ def version(seed: int, slower: float = 1.0) -> Run:
         return Script(first=max(0.01, first), gaps=[max(0.01, g) for g in gaps])
 
     async def main() -> Run:
-        bench = Bench(
-            "speech", sentences(), [LOAD], Settings(requests=16, repeats=5), dial=dial_to(FakeServer(script))
-        )
+        bench = Bench("speech", sentences(), [LOAD], Settings(requests=16, repeats=5), dial=dial_to(FakeServer(script)))
         return await bench.run([Running(Target("http://fake", "fake"))])
 
     return simulate(main)

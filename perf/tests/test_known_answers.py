@@ -46,9 +46,7 @@ def bench(
         sender = Sender(Target("http://fake", "fake"), route, clock, dial=dial_to(served))
         items = Workload("test", route, ITEMS).stream()
         plan = Plan(requests, warmup, timeout)
-        return await Generator(sender, items, clock, load or closed(1), plan).run(
-            Watch(clock), asyncio.Event()
-        )
+        return await Generator(sender, items, clock, load or closed(1), plan).run(Watch(clock), asyncio.Event())
 
     return simulate(main)
 
