@@ -72,9 +72,7 @@ def mel_cepstral_distortion(expected: Tensor, actual: Tensor) -> Measure:
     """
     gap = (cepstra(expected) - cepstra(actual)).square().sum(dim=-1)
     frames = (10.0 / math.log(10.0)) * (2.0 * gap).sqrt().reshape(-1)
-    return Measure(
-        float(frames.mean()), None, f"worst frame {int(frames.argmax())}: {float(frames.max()):.3f} dB"
-    )
+    return Measure(float(frames.mean()), None, f"worst frame {int(frames.argmax())}: {float(frames.max()):.3f} dB")
 
 
 def join_excess(audio: Tensor, joins: Sequence[int], around: int = 400) -> float:

@@ -99,9 +99,7 @@ class Manifest:
     seeds: Mapping[str, int] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)  # date, command, commit, dirty, python
     recipes: Mapping[str, Any] = field(default_factory=dict)
-    externals: Mapping[str, FileEntry] = field(
-        default_factory=dict
-    )  # files given to the recorder, real weights say
+    externals: Mapping[str, FileEntry] = field(default_factory=dict)  # files given to the recorder, real weights say
     values: Mapping[str, Any] = field(default_factory=dict)  # texts, lists and numbers
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
@@ -188,9 +186,7 @@ class Case:
             if candidate.exists():
                 return candidate
         if entry.external:
-            raise CaseMissing(
-                f"{self.name}: {name} (sha256 {entry.sha256[:12]}, {entry.size} bytes) is not here"
-            )
+            raise CaseMissing(f"{self.name}: {name} (sha256 {entry.sha256[:12]}, {entry.size} bytes) is not here")
         raise CaseError(f"{self.name}: {name} is in the manifest but not in {self.folder}")
 
     @cached_property
@@ -210,9 +206,7 @@ class Case:
         tensor = held[row.key]
         whole = row.stride == 1
         if dtype_name(tensor.dtype) != row.dtype or (whole and tuple(tensor.shape) != row.shape):
-            raise CaseError(
-                f"{self.name}: {name} is {tensor.dtype} {list(tensor.shape)}, manifest says {row}"
-            )
+            raise CaseError(f"{self.name}: {name} is {tensor.dtype} {list(tensor.shape)}, manifest says {row}")
         if whole and tensor_hash(tensor) != row.sha256:
             raise CaseError(f"{self.name}: the bytes of {name} are not those of the manifest")
         return tensor
@@ -252,9 +246,7 @@ class Case:
             for path in sorted(p for p in root.rglob("*") if p.is_file() and p.stat().st_size == entry.size):
                 if file_hash(path) == entry.sha256:
                     return path
-        raise CaseMissing(
-            f"{self.name}: no file with sha256 {entry.sha256[:12]} ({entry.size} bytes) for {name!r}"
-        )
+        raise CaseMissing(f"{self.name}: no file with sha256 {entry.sha256[:12]} ({entry.size} bytes) for {name!r}")
 
     @property
     def device(self) -> str:

@@ -287,6 +287,4 @@ def profile(expected: Tensor, actual: Tensor) -> Mapping[str, float]:
     expected, actual = expected.detach().cpu(), actual.detach().cpu()
     if _mismatch(expected, actual):
         return {}
-    return {
-        name: METRICS[name].measure(expected, actual).value for name in ("max_abs", "nmse", "ulp", "cosine")
-    }
+    return {name: METRICS[name].measure(expected, actual).value for name in ("max_abs", "nmse", "ulp", "cosine")}

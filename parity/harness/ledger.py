@@ -118,9 +118,7 @@ def _entries(data: Mapping[str, Any]) -> Iterable[Entry]:
 
 def _entry(place: Place, row: Mapping[str, Any]) -> Entry:
     if unknown := set(row) - FIELDS:
-        raise LedgerError(
-            f"{place.header()}: unknown fields {sorted(unknown)}; valid: {', '.join(sorted(FIELDS))}"
-        )
+        raise LedgerError(f"{place.header()}: unknown fields {sorted(unknown)}; valid: {', '.join(sorted(FIELDS))}")
     return Entry(place, **{**row, "date": str(row.get("date", ""))})
 
 
@@ -166,9 +164,7 @@ class Ledger:
         wanted = set(keys)
         return [place for place in self.entries if place.key in wanted and place not in self.used]
 
-    def tighten(
-        self, observed: Mapping[Place, Iterable[float]], hardware: str, *, portable: bool = False
-    ) -> int:
+    def tighten(self, observed: Mapping[Place, Iterable[float]], hardware: str, *, portable: bool = False) -> int:
         """Pull bounds to what was observed, with `HEADROOM`, and write the file: the count of changed
         entries.
 

@@ -154,9 +154,7 @@ def platform(device: str = "cpu") -> dict[str, str]:
         "torch": torch.__version__,
         "mkl": _build(r"Math Kernel Library Version (\S+)"),
         "onednn": _build(r"MKL-DNN (v\S+)"),
-        "variables": " ".join(
-            f"{name}={os.environ[name]}" for name in KERNEL_VARIABLES if name in os.environ
-        ),
+        "variables": " ".join(f"{name}={os.environ[name]}" for name in KERNEL_VARIABLES if name in os.environ),
     }
     if not device.startswith("cpu"):
         flags["gpu"] = _gpu()
@@ -166,9 +164,7 @@ def platform(device: str = "cpu") -> dict[str, str]:
 def difference(recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Flag -> (recorded, live) where they differ; empty: the same platform."""
     names = sorted({*recorded, *live})
-    return {
-        name: (recorded.get(name), live.get(name)) for name in names if recorded.get(name) != live.get(name)
-    }
+    return {name: (recorded.get(name), live.get(name)) for name in names if recorded.get(name) != live.get(name)}
 
 
 def hardware(device: str = "cpu") -> str:

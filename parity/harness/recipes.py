@@ -94,10 +94,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest; every tensor is spelled out, so that a reader needs none of this code."""
-        rows = {
-            name: [list(s.shape), s.dtype, s.distribution, s.mean, s.scale]
-            for name, s in self.tensors.items()
-        }
+        rows = {name: [list(s.shape), s.dtype, s.distribution, s.mean, s.scale] for name, s in self.tensors.items()}
         return {"seed": self.seed, "sha256": self.sha256, "tensors": rows, "ties": dict(self.ties)}
 
     @classmethod
@@ -133,9 +130,5 @@ def recipe_for(
     state = {name: value for name, value in named_state(module).items() if name not in set(keep)}
     ties = _ties(state)
     chosen = dict(overrides or {})
-    specs = {
-        name: chosen.get(name) or default_spec(name, state[name])
-        for name in sorted(state)
-        if name not in ties
-    }
+    specs = {name: chosen.get(name) or default_spec(name, state[name]) for name in sorted(state) if name not in ties}
     return Recipe(seed, specs, "", ties).sealed()

@@ -73,9 +73,7 @@ def _error_rate(
     return ErrorRate(s, d, i, n, tuple((a + b + c, length) for a, b, c, length in rows))
 
 
-def word_error_rate(
-    expected: Sequence[str], actual: Sequence[str], normalise: Normaliser | None = None
-) -> ErrorRate:
+def word_error_rate(expected: Sequence[str], actual: Sequence[str], normalise: Normaliser | None = None) -> ErrorRate:
     """WER of a corpus by jiwer's alignment; pass `whisper_normaliser()` to compare with published figures."""
     return _error_rate(expected, actual, normalise, characters=False)
 

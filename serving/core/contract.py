@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Packed:
-    """Items of several rows, packed: leading size sum(lengths); row i owns lengths[i] >= 0. A dict shares the lengths."""
+    """Items of several rows, packed: leading size sum(lengths); row i owns lengths[i] >= 0. Values may be a dict."""
 
     values: Any
     lengths: np.ndarray
@@ -129,9 +129,14 @@ class Batch:
     index: np.ndarray  # [n] the slots of the real rows, on the host
     units: np.ndarray  # [n] a lane
     lanes: Sequence[tuple[str, ...]]  # [n]
-    ins: Mapping[str, Packed] = field(default_factory=dict)
+    ins: Mapping[str, Packed] = field(default_factory=dict)  # port -> items [start, seen) of the chunks taken
+    taken: Mapping[str, Sequence[Chunk | None]] = field(default_factory=dict)  # port -> [n] those chunks
     use: dict[str, Any] = field(default_factory=dict)  # label -> what that resource planned for this step
     buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def chunks(self, port: str) -> list[Chunk]:
+        """The chunk that each row took from a port which every row of the batch takes; [] for a batch of sinks."""
+        return [chunk for chunk in self.taken.get(port, ()) if chunk is not None]
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A static input of this bucket, made once and reused at every step with it; old contents stay."""
@@ -179,7 +184,7 @@ class Node:
         """Fill static inputs (`b.buffer`), vectorised; nothing that the step before computes."""
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
-        """Device work. No host read, no Python per row, no allocation that is kept."""
+        """Device work. No host read, no Python per row, no allocation that is kept; tables are written last."""
         raise NotImplementedError
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
@@ -279,6 +284,7 @@ class Task:
     kind: str  # "transcribe", "speak", "chat", "image", "video", "generate"
     inputs: Mapping[str, Any]
     knobs: Any
+    seed: int = 0  # the engine sets the request's seed before `prepare`
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +327,12 @@ PORTS: Mapping[str, Mapping[str, Any]] = {
 class Model(Protocol):
     """A port, loaded. `prepare`, `pieces` and `present` run in host pools, never on the engine thread."""
 
-    graph: Graph
-    modules: Mapping[str, torch.nn.Module]  # what the numerics mode prepares and probes
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """What the numerics mode prepares and probes."""
 
     def prepare(self, task: Task) -> Any:
         """Tokenise, featurise, check: the job. Raises `serving.errors.BadRequest`."""

@@ -138,9 +138,7 @@ def test_words_of_the_generator_are_pinned():
 
 
 def test_tied_tensors_stay_tied():
-    model = torch.nn.ModuleDict(
-        {"a": torch.nn.Linear(3, 4, bias=False), "b": torch.nn.Linear(3, 4, bias=False)}
-    )
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 4, bias=False), "b": torch.nn.Linear(3, 4, bias=False)})
     model["b"].weight = model["a"].weight
     recipe = recipe_for(model, 0)
     assert recipe.ties == {"b.weight": "a.weight"}
@@ -200,9 +198,7 @@ def test_the_environment_is_part_of_the_recorder_by_meaning(tmp_path):
 
 def test_flags_are_set_and_put_back():
     before = numerics.settable()
-    with numerics.applied(
-        {**numerics.EXACT, "threads": 1, "matmul_precision": "high", "attention": ["math"]}
-    ):
+    with numerics.applied({**numerics.EXACT, "threads": 1, "matmul_precision": "high", "attention": ["math"]}):
         assert numerics.settable()["attention"] == ["math"]
         assert torch.get_float32_matmul_precision() == "high"
     assert numerics.settable() == before
@@ -231,9 +227,7 @@ def test_another_cpu_capability_is_another_platform(folder):
         "PYTHONPATH": ":".join(sys.path),
         "PATH": "/usr/bin:/bin",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert "cpu_capability" in done.stdout
 
 

@@ -96,9 +96,7 @@ def test_the_lint_names_every_breach(tmp_path, find, replace, fault):
     assert any(fault in line for line in Ledger.load(tmp_path / "t.toml").lint())
 
 
-@pytest.mark.parametrize(
-    "text", ["[toy]\nbound = 1", "[a.b.c.d.e]\nbond = 1", "nonsense", "[a.b.c.d]\nbound=1.0"]
-)
+@pytest.mark.parametrize("text", ["[toy]\nbound = 1", "[a.b.c.d.e]\nbond = 1", "nonsense", "[a.b.c.d]\nbound=1.0"])
 def test_what_is_no_ledger_is_refused(tmp_path, text):
     (tmp_path / "t.toml").write_text(text)
     with pytest.raises(LedgerError):

@@ -1,0 +1,139 @@
+"""What one application holds: settings, loaded models, the engine, and the route table that the contract tests read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from serving.api.fields import Schema
+from serving.api.limits import Seats
+from serving.api.metrics import Metrics
+from serving.core.contract import Card, LoadedModel, Packed, Task
+from serving.errors import BadRequest, EngineDead, NotFound, Overloaded, nearest
+from serving.settings import Limits, ServerSettings
+
+T = TypeVar("T")
+
+
+class Output(Protocol):
+    """One presented item of a client port."""
+
+    @property
+    def port(self) -> str: ...
+    @property
+    def value(self) -> Any: ...
+
+
+class Handle(Protocol):
+    """A submitted request: its outputs in order, its client streams, its end."""
+
+    def __aiter__(self) -> Any: ...
+    async def __anext__(self) -> Output: ...
+    async def __aenter__(self) -> Handle: ...
+    async def __aexit__(self, *exc: Any) -> Any: ...
+    async def append(self, port: str, packed: Packed) -> None: ...
+    async def finish(self, port: str) -> None: ...
+    def cancel(self) -> None: ...
+
+
+class Engine(Protocol):
+    """The serving core, as the API sees it."""
+
+    @property
+    def state(self) -> str: ...  # "starting" | "ready" | "draining" | "dead"
+    @property
+    def reason(self) -> str | None: ...
+    async def submit(
+        self,
+        key: str,
+        task: Task,
+        *,
+        request_id: str,
+        seed: int | None = None,
+        session: str | None = None,
+        live: bool = False,
+    ) -> Handle: ...
+    def stats(self) -> Mapping[str, Any]: ...
+    async def start(self) -> None: ...
+    async def stop(self, drain_seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One route: what it needs of a model, what it reads, who answers."""
+
+    path: str
+    handler: Callable[..., Coroutine[Any, Any, Any]]
+    method: Literal["GET", "POST", "DELETE", "WS"] = "GET"
+    kind: str | None = None  # the task that a model must have; None: no model is used
+    schema: type[Schema] | None = None
+    encodings: tuple[Literal["json", "form"], ...] = ()
+    files: Mapping[str, bool] = field(default_factory=dict)  # file field -> required
+    summary: str = ""
+
+    def body_limit(self, limits: Limits) -> int:
+        return limits.upload_bytes if "form" in self.encodings else limits.json_bytes
+
+
+def knobs_of(model: LoadedModel, kind: str) -> type[BaseModel]:
+    """The pydantic model of a task's knobs."""
+    knobs = model.card.tasks[kind]
+    assert issubclass(knobs, BaseModel), f"{model.card.key}: the knobs of {kind} are not a pydantic model"
+    return knobs
+
+
+class Api:
+    """Everything that a handler may use; `request.app.state.api`."""
+
+    def __init__(
+        self,
+        loaded: Sequence[LoadedModel],
+        settings: ServerSettings,
+        engine: Engine,
+        catalogue: Sequence[Card],
+    ) -> None:
+        self.settings, self.engine, self.catalogue = settings, engine, catalogue
+        self.models = {model.card.key: model for model in loaded}
+        self.seats = Seats(sum(model.options.rows for model in loaded), settings.queue_size)
+        self.metrics = Metrics(lambda: engine.stats())
+        self.pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="media")
+        self.started = int(time.time())
+        self.specs: dict[str, Spec] = {}
+        self.draining = False
+
+    def require_ready(self) -> None:
+        """Raise the 503 of an engine that takes no requests now."""
+        if self.engine.state == "dead":
+            raise EngineDead(f"The engine has stopped: {self.engine.reason or 'no reason given'}.")
+        if self.draining or self.engine.state == "draining":
+            raise Overloaded("The server is shutting down.", code="draining")
+        if self.engine.state != "ready":
+            raise Overloaded("The server is still starting.", code="starting")
+
+    def model(self, name: str, spec: Spec) -> LoadedModel:
+        """The loaded model of this name, if the route can use it. Raises 404 (no such model) or 400 (wrong task)."""
+        kind = spec.kind or ""
+        able = [key for key, model in self.models.items() if kind in model.card.tasks]
+        if not able:
+            raise self._unserved(spec)
+        if name not in self.models:
+            raise NotFound(f'No model "{name}" is loaded.{nearest(name, able)}', param="model", code="model_not_found")
+        if name not in able:
+            message = f'Model "{name}" does not serve {spec.path}. Models that do: {", ".join(sorted(able))}.'
+            raise BadRequest(message, param="model", code="unsupported_model")
+        return self.models[name]
+
+    def require_served(self, spec: Spec) -> None:
+        """Raise the 404 of a route that no loaded model serves, before its body is read."""
+        if not any(spec.kind in model.card.tasks for model in self.models.values()):
+            raise self._unserved(spec)
+
+    def _unserved(self, spec: Spec) -> NotFound:
+        would = sorted(card.key for card in self.catalogue if spec.kind in card.tasks)
+        hint = f" Start the server with one of: {', '.join(would)}." if would else ""
+        return NotFound(f"No loaded model serves {spec.path}.{hint}", code="route_not_served")

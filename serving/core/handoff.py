@@ -1,0 +1,148 @@
+"""From the engine thread to a client's event loop and back: one call a step carries every client's items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serving.core.contract import Model, Packed
+from serving.errors import Cancelled, ToolkitError
+
+if TYPE_CHECKING:
+    from serving.core.engine import Engine
+    from serving.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Items that reached the client: `value` is what the model's `present` made of them."""
+
+    port: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last event of a request."""
+
+    error: ToolkitError | None = None
+
+
+Event = tuple[str, Any, int] | End
+
+
+class Handle:
+    """A request as its client sees it: iterate for outputs, append to client streams, cancel."""
+
+    def __init__(self, engine: Engine, request_id: str, model: Model, pool: Executor) -> None:
+        self.id = request_id
+        self.loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._model = model
+        self._pool = pool
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._ready: deque[Output] = deque()
+        self._end: End | None = None
+
+    def push(self, events: list[Event]) -> None:
+        """On the event loop: what the engine handed over after a step."""
+        self._events.extend(events)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """Stop the request. Idempotent; a finished request is left alone."""
+        if self._end is None:
+            self._engine.cancel(self.id)
+
+    async def append(self, name: str, items: Packed) -> None:
+        """Add items to a client stream; refused when its edge's limit is passed."""
+        await self._engine.ask(lambda: self._engine.append(self.id, name, items))
+
+    async def finish(self, name: str) -> None:
+        """Close a client stream."""
+        await self._engine.ask(lambda: self._engine.append(self.id, name, None))
+
+    async def __aenter__(self) -> Handle:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._ready:
+            if self._end is not None:
+                if self._end.error is not None:
+                    raise self._end.error
+                raise StopAsyncIteration
+            await self._refill()
+        return self._ready.popleft()
+
+    async def _refill(self) -> None:
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        items: list[tuple[str, Any, int]] = []
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, End):
+                self._end = event
+                break
+            items.append(event)
+        if items:
+            count = sum(n for _, _, n in items)
+            self._ready.extend(await self.loop.run_in_executor(self._pool, self._present, items))
+            self._engine.consumed(self.id, count)
+
+    def _present(self, items: list[tuple[str, Any, int]]) -> list[Output]:
+        return [
+            Output(port, self._model.present(port, Packed(values, np.array([count])))) for port, values, count in items
+        ]
+
+
+class Outbox:
+    """Events of one engine pass, by request; `flush` makes one call an event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Request] = []
+
+    def add(self, request: Request, event: Event) -> None:
+        if not request.events:
+            self._waiting.append(request)
+        request.events.append(event)
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[Handle, list[Event]]]] = {}
+        for request in waiting:
+            loops.setdefault(request.handle.loop, []).append((request.handle, request.events))
+            request.events = []
+        for loop, batch in loops.items():
+            call(loop, _deliver, batch)
+
+
+def call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    """`call_soon_threadsafe`, or nothing when the client's loop has closed: nobody is left to tell."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *args)
+
+
+def _deliver(batch: list[tuple[Handle, list[Event]]]) -> None:
+    for handle, events in batch:
+        handle.push(events)
+
+
+def cancelled() -> End:
+    """The end of a request whose client left."""
+    return End(Cancelled("The request was cancelled."))

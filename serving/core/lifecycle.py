@@ -1,0 +1,283 @@
+"""Requests from entry to release: pieces are made, admitted, finished; every way out passes through `_close`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from serving.core import admission
+from serving.core.buffer import StreamBuffer
+from serving.core.contract import Emit, Packed, Piece
+from serving.core.graph import split
+from serving.core.handoff import End, cancelled
+from serving.core.request import PieceRun, Request, Seat, Yielded, advance
+from serving.core.routing import result
+from serving.errors import BadRequest, StepFailed, Timeout, TooLarge, ToolkitError, nearest
+
+if TYPE_CHECKING:
+    from serving.core.engine import Engine
+
+log = logging.getLogger("toolkit.engine")
+
+
+class Requests:
+    """All requests of an engine. Everything but `expect`, `forget`, `known`, `waiting` runs on its thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._all: dict[str, Request] = {}
+        self._expected: set[str] = set()
+        self._closing: list[PieceRun] = []
+
+    def __len__(self) -> int:
+        return len(self._all) + len(self._expected)
+
+    def expect(self, request_id: str) -> None:
+        """A request is being prepared."""
+        self._expected.add(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self._expected.discard(request_id)
+
+    def known(self, request_id: str) -> bool:
+        return request_id in self._all or request_id in self._expected
+
+    def waiting(self) -> int:
+        """Requests that are prepared or wait for their first admission."""
+        return len(self._expected) + sum(len(model.waiting) for model in self._engine.models.values())
+
+    def enter(self, request: Request, first: Yielded) -> None:
+        """Take a prepared request in. Raises what its caller should see."""
+        if first.error is not None:
+            raise _public(first.error)
+        admission.open_session(request, self._engine._clock())
+        self._all[request.id] = request
+        try:
+            self._take(request, first)
+        except ToolkitError:
+            self._close(request, None)
+            raise
+
+    def _take(self, request: Request, yielded: Yielded) -> None:
+        """What the generator yielded: queue a piece, deliver an emission, or note the end."""
+        request.advancing = False
+        if yielded.error is not None:
+            raise _public(yielded.error)
+        item = yielded.item
+        if item is None:
+            request.exhausted = True
+            self._maybe_done(request)
+            return
+        index = request.made
+        request.made += 1
+        if isinstance(item, Emit):
+            self._engine._router.emitted(request, index, item)
+            self._advance(request, None)
+        else:
+            self._queue(request, index, item)
+
+    def _queue(self, request: Request, index: int, spec: Piece) -> None:
+        model = request.model
+        if spec.walk not in model.wirings:
+            raise StepFailed(f'{model.key} has no walk "{spec.walk}".{nearest(spec.walk, model.wirings)}')
+        wiring = model.wirings[spec.walk]
+        piece = PieceRun(request, index, spec, wiring)
+        piece.client = {name: StreamBuffer(edge) for name, edge in wiring.client_inputs.items()}
+        admission.fits(piece)
+        request.running[index] = piece
+        if spec.result is not None:
+            request.awaiting = index
+        if request.started is None:
+            model.waiting.append(piece)
+        else:
+            model.waiting.appendleft(piece)  # a request that runs goes before those that have not begun
+        self._advance_if_room(request)
+
+    def _advance_if_room(self, request: Request) -> None:
+        room = len(request.running) < request.in_flight
+        if room and request.awaiting is None and not (request.exhausted or request.advancing or request.closed):
+            self._advance(request, None)
+
+    def _advance(self, request: Request, value: Packed | None) -> None:
+        """Run the generator in a host pool; what it yields comes back as a message."""
+        steps = request.steps
+        assert steps is not None
+        request.advancing = True
+
+        def job() -> Callable[[], None]:
+            yielded = advance(steps, value)
+            return lambda: self._advanced(request, yielded)
+
+        self._engine.work(job)
+
+    def _advanced(self, request: Request, yielded: Yielded) -> None:
+        if request.closed:
+            self._end_generator(request)
+            return
+        try:
+            self._take(request, yielded)
+        except ToolkitError as error:
+            self.fail(request, error)
+
+    def admit(self, now: float) -> None:
+        """Seat waiting pieces in order while slots and pools last."""
+        for model in self._engine.models.values():
+            while model.waiting and admission.admit(model.waiting[0], now):
+                piece = model.waiting.popleft()
+                request = piece.request
+                request.holding += 1
+                if request.started is None:
+                    request.started = now
+                try:
+                    self._engine._router.seat(piece)
+                except Exception as error:
+                    self.fail(request, _public(error))
+
+    def finished(self, seat: Seat) -> None:
+        """A seat is done: its piece may be, or its generator may go on."""
+        piece, request = seat.piece, seat.piece.request
+        if seat.collect is not None and request.awaiting == piece.index:
+            request.awaiting = None
+            self._advance(request, result(piece))
+        if piece.open == 0:
+            request.running.pop(piece.index, None)
+            self._closing.append(piece)
+            self._engine._router.completed(request, piece.index)
+            self._advance_if_room(request)
+            self._maybe_done(request)
+
+    def settled(self, piece: PieceRun) -> None:
+        """A step that was void for the piece has come back: it may be free now."""
+        self._closing.append(piece)
+
+    def reap(self) -> None:
+        """Release pieces that are over and that no step in flight holds."""
+        if not self._closing:
+            return
+        waiting, self._closing = self._closing, []
+        for piece in waiting:
+            over = piece.open == 0 or piece.request.closed
+            if over and not piece.busy():  # with a step in flight it comes back here through `settled`
+                self._release(piece)
+
+    def _release(self, piece: PieceRun) -> None:
+        if piece.slot:
+            admission.release(piece.request.model, piece.owners)
+            piece.request.model.free.append(piece.slot)
+            piece.slot = 0
+            piece.request.holding -= 1
+            self._let_go(piece.request)
+
+    def append(self, request_id: str, name: str, items: Packed | None) -> None:
+        """Items of a client stream, or its end (None), for the piece that reads it."""
+        request = self._all.get(request_id)
+        if request is None:
+            raise BadRequest("The request has ended.", code="ended")
+        for piece in request.running.values():
+            edge = piece.wiring.client_inputs.get(name)
+            if edge is None:
+                raise BadRequest(f'No input stream "{name}".{nearest(name, piece.wiring.client_inputs)}', param=name)
+            buffer = piece.client[name]
+            if items is None:
+                buffer.end()
+            else:
+                count = int(items.lengths.sum())
+                if edge.limit is not None and buffer.backlog + count > edge.limit:
+                    raise TooLarge(f"{name} holds at most {edge.limit} items.", param=name)
+                buffer.write(items.values, count)
+            if piece.seats:
+                self._engine._router.woken.append(piece.seats[split(edge.target)[0]])
+
+    def consumed(self, request_id: str, count: int) -> None:
+        """The client took items: whoever waited for it may go on."""
+        request = self._all.get(request_id)
+        if request is None:
+            return
+        request.backlog -= count
+        for piece in request.running.values():
+            self._engine._router.freed += [seat for seat in piece.seats.values() if seat.blocked]
+
+    def cancel(self, request_id: str) -> None:
+        request = self._all.get(request_id)
+        if request is not None:
+            self._close(request, cancelled())
+
+    def fail(self, request: Request, error: ToolkitError) -> None:
+        """End a request with an error; others are not touched."""
+        if not request.closed:
+            self._close(request, End(error))
+
+    def fail_all(self, error: ToolkitError) -> None:
+        for request in list(self._all.values()):
+            self._close(request, End(error))
+
+    def alarm(self) -> float:
+        """When `expire` has something to do next."""
+        settings = self._engine.settings
+        times = [
+            model.waiting[0].request.arrived + settings.queue_timeout
+            for model in self._engine.models.values()
+            if model.waiting
+        ]
+        idle = [
+            session.used + settings.session_ttl
+            for model in self._engine.models.values()
+            for session in model.sessions.values()
+            if session.busy is None
+        ]
+        return min([*times, *idle], default=float("inf"))
+
+    def expire(self, now: float) -> None:
+        """Drop idle sessions and requests that have waited too long."""
+        settings = self._engine.settings
+        for model in self._engine.models.values():
+            if model.sessions:
+                admission.expire(model, now, settings.session_ttl)
+            while model.waiting and model.waiting[0].request.arrived + settings.queue_timeout < now:
+                request = model.waiting[0].request
+                self.fail(
+                    request,
+                    Timeout(f"Waited {settings.queue_timeout:g} s in the queue.", code="queue_timeout"),
+                )
+
+    def _maybe_done(self, request: Request) -> None:
+        if request.exhausted and not request.running:
+            self._close(request, End())
+
+    def _close(self, request: Request, end: End | None) -> None:
+        """The one way out: seats stop, waiting pieces leave, everything is released once no step holds it."""
+        request.closed = True
+        self._all.pop(request.id, None)
+        for piece in request.running.values():
+            if not piece.seats and piece in request.model.waiting:
+                request.model.waiting.remove(piece)
+            for seat in piece.seats.values():
+                if not seat.done:
+                    seat.done = True
+                    seat.node.live -= 1
+            self._closing.append(piece)
+        if not request.advancing:
+            self._end_generator(request)
+        if end is not None:
+            self._engine._outbox.add(request, end)
+        self.reap()
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Release what the request itself owns, once none of its pieces is held by a step."""
+        if request.closed and not request.holding:
+            admission.release(request.model, request.owned)
+            admission.close_session(request, self._engine._clock())
+
+    def _end_generator(self, request: Request) -> None:
+        if request.steps is not None:
+            request.steps.close()
+            request.steps = None
+
+
+def _public(error: BaseException) -> ToolkitError:
+    if isinstance(error, ToolkitError):
+        return error
+    log.error("a port raised", exc_info=error)
+    return StepFailed(f"{type(error).__name__}: {error}")

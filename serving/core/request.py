@@ -1,0 +1,141 @@
+"""What the engine knows of a request: its pieces in order, a seat at each node a piece uses, and its client."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from serving.core.buffer import StreamBuffer
+from serving.core.contract import Emit, Offer, Packed, Piece, Row, Steps
+from serving.core.graph import Wiring
+
+if TYPE_CHECKING:
+    from serving.core.handoff import Handle
+    from serving.core.runtime import ModelRun, NodeRun
+
+
+class Seat:
+    """A piece at a node. `row` is what the port sees; the rest is the engine's."""
+
+    __slots__ = (
+        "blocked",
+        "collect",
+        "done",
+        "inflight",
+        "inputs",
+        "node",
+        "offer",
+        "outputs",
+        "piece",
+        "queued",
+        "row",
+        "solo",
+    )
+
+    def __init__(self, node: NodeRun, piece: PieceRun, row: Row) -> None:
+        self.node = node
+        self.piece = piece
+        self.row = row
+        self.inputs: dict[str, StreamBuffer] = {}
+        self.outputs: dict[str, list[Outlet]] = {}
+        self.collect: str | None = None  # the port whose items the generator waits for
+        self.offer: Offer | None = None
+        self.inflight = 0
+        self.queued = False
+        self.done = False
+        self.blocked = False  # waits for room downstream
+        self.solo = False  # its last step failed: runs alone once
+
+
+@dataclass(slots=True)
+class Outlet:
+    """One end of an edge: a buffer at another seat, or the client (`seat` is None)."""
+
+    port: str
+    seat: Seat | None = None
+    buffer: StreamBuffer | None = None
+    limit: int | None = None
+    rate: float | None = None
+
+    def full(self, request: Request) -> bool:
+        """The producer has to wait."""
+        if self.limit is None:
+            return False
+        return (self.buffer.backlog if self.buffer else request.backlog) >= self.limit
+
+
+@dataclass(slots=True)
+class PieceRun:
+    """A piece that was admitted, or waits to be."""
+
+    request: Request
+    index: int
+    spec: Piece
+    wiring: Wiring
+    client: dict[str, StreamBuffer] = field(default_factory=dict)  # its client streams, by name
+    slot: int = 0
+    seats: dict[str, Seat] = field(default_factory=dict)
+    owners: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the piece
+    open: int = 0  # seats that are not done
+    result: list[Any] = field(default_factory=list)
+    lengths: int = 0
+
+    def busy(self) -> bool:
+        """A step in flight holds one of its seats."""
+        return any(seat.inflight for seat in self.seats.values())
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One submission. The engine alone touches it, on its own thread."""
+
+    id: str
+    model: ModelRun
+    job: Any
+    seed: int
+    handle: Handle
+    arrived: float
+    session: str | None = None
+    live: bool = False  # played as it is made: outputs have due times
+    in_flight: int = 1
+    steps: Steps | None = None
+    advancing: bool = False  # the generator runs in a host pool
+    exhausted: bool = False
+    awaiting: int | None = None  # the piece whose result the generator waits for
+    running: dict[int, PieceRun] = field(default_factory=dict)
+    made: int = 0  # pieces and emits that the generator has yielded
+    head: int = 0  # the first of them whose output is not complete
+    held: dict[int, deque[tuple[str, Any, int]]] = field(default_factory=dict)  # outputs behind the head
+    complete: set[int] = field(default_factory=set)  # finished behind the head
+    owned: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the request
+    closed: bool = False
+    holding: int = 0  # pieces that have a slot
+    started: float | None = None  # admitted
+    first_output: float | None = None
+    played: float = 0.0  # seconds of rated output already delivered
+    backlog: int = 0  # items delivered that the client has not consumed
+    events: list[Any] = field(default_factory=list)  # for the client, at the end of this pass
+
+    @property
+    def clocked(self) -> bool:
+        """Its next output has a time at which it is played."""
+        return self.live and self.first_output is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """What a generator gave when it was advanced in a host pool."""
+
+    item: Piece | Emit | None = None  # None: it has ended
+    error: BaseException | None = None
+
+
+def advance(steps: Steps, value: Packed | None) -> Yielded:
+    """Run a generator to its next yield."""
+    try:
+        return Yielded(steps.send(value))
+    except StopIteration:
+        return Yielded()
+    except Exception as error:
+        return Yielded(error=error)

@@ -1,0 +1,153 @@
+"""A loaded model as the engine runs it: nodes with their queues, resources, slots, and the way between nodes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+from serving.capture import Runner
+from serving.core.contract import Graph, LoadedModel, Node, Resource
+from serving.core.graph import CLIENT, Wiring, check, split, wirings
+from serving.core.request import PieceRun, Seat
+
+
+class Group:
+    """Seats of one node whose offers share a key: they may share a step."""
+
+    __slots__ = ("key", "node", "passed", "seats")
+
+    def __init__(self, node: NodeRun, key: Hashable) -> None:
+        self.node = node
+        self.key = key
+        self.seats: deque[Seat] = deque()
+        self.passed = 0  # plans that chose another group since this one ran
+
+
+class NodeRun:
+    """A node with what the engine keeps for it."""
+
+    def __init__(self, model: ModelRun, node: Node, runner: Runner) -> None:
+        self.model = model
+        self.node = node
+        self.name = node.name
+        self.runner = runner
+        graph = model.graph
+        uses = [(label, graph.resources[label], False) for label in node.reads]
+        self.uses: list[tuple[str, Resource, bool]] = uses + [
+            (label, graph.resources[label], True) for label in node.writes
+        ]
+        self.touches = frozenset((*node.reads, *node.writes))
+        self.changes = frozenset(node.writes)
+        self.rollback = all(graph.resources[label].rollback for label in node.writes)
+        self.limited = any(edge.limit is not None for edge in graph.edges if split(edge.source)[0] == self.name)
+        self.device_ports = {
+            split(edge.source)[1] for edge in graph.edges if edge.device and split(edge.source)[0] == self.name
+        }
+        self.packed = type(node).cost is Node.cost
+        self.most_rows = node.buckets[-1][0] if node.buckets else model.rows
+        self.most_units = node.buckets[-1][1] if node.buckets else None
+        self.groups: dict[Hashable, Group] = {}
+        self.live = 0  # seats that have begun and are not done
+        self.seconds = 0.0  # moving average of a step's time
+        self.ahead = 0.0  # estimated time from this node to the client
+        self.steps = 0
+        self.cohort: Any = None  # the last step's seats, with what was made of them
+        self.inflight: deque[Any] = deque()  # steps launched and not settled, oldest first
+
+    def enqueue(self, seat: Seat) -> None:
+        """The seat's offer may be planned."""
+        offer = seat.offer
+        assert offer is not None
+        key = ("alone", id(seat)) if seat.solo else offer.key
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(self, key)
+        group.seats.append(seat)
+        seat.queued = True
+
+    def enqueue_all(self, key: Hashable, seats: list[Seat]) -> None:
+        """The same for seats that share a key."""
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(self, key)
+        group.seats.extend(seats)
+        for seat in seats:
+            seat.queued = True
+
+    def fresh(self) -> list[Group]:
+        """The groups that have a seat to run; seats that ended while they waited are dropped."""
+        for group in list(self.groups.values()):
+            while group.seats and group.seats[0].done:
+                group.seats.popleft().queued = False
+            if not group.seats:
+                del self.groups[group.key]
+        return list(self.groups.values())
+
+    def dequeue(self, group: Group, chosen: list[Seat]) -> None:
+        """Take the chosen seats, which stand in order, out of their queue."""
+        left, queue = len(chosen), group.seats
+        passed: list[Seat] = []
+        position = 0
+        while position < left:
+            seat = queue.popleft()
+            if seat is chosen[position]:
+                seat.queued = False
+                position += 1
+            elif seat.done:
+                seat.queued = False
+            else:
+                passed.append(seat)
+        queue.extendleft(reversed(passed))
+        if not queue:
+            del self.groups[group.key]
+
+    def withdraw(self, seat: Seat) -> None:
+        """Take one seat out of its queue."""
+        for group in list(self.groups.values()):
+            if seat in group.seats:
+                group.seats.remove(seat)
+                seat.queued = False
+            if not group.seats:
+                del self.groups[group.key]
+
+    def took(self, seconds: float) -> None:
+        """A step ran for so long."""
+        self.steps += 1
+        self.seconds = seconds if self.steps == 1 else 0.9 * self.seconds + 0.1 * seconds
+
+
+class ModelRun:
+    """A key being served: its graph, wiring, slots and the pieces that wait for them."""
+
+    def __init__(self, loaded: LoadedModel, capture: str) -> None:
+        self.loaded = loaded
+        self.key = loaded.card.key
+        self.graph: Graph = loaded.model.graph
+        check(self.graph)
+        self.rows = loaded.options.rows
+        self.wirings: dict[str, Wiring] = wirings(self.graph)
+        self.nodes = {
+            name: NodeRun(self, node, Runner(node, capture, loaded.options.device))
+            for name, node in self.graph.nodes.items()
+        }
+        self.free: list[int] = list(range(self.rows, 0, -1))
+        self.waiting: deque[PieceRun] = deque()
+        self.sessions: dict[str, Any] = {}
+        self._downstream = {name: self._targets(name) for name in self.nodes}
+
+    def estimate(self) -> None:
+        """Refresh each node's time to the client from the moving averages, nearest to the client first."""
+        known: dict[str, float] = {}
+        for name in self.nodes:
+            self.nodes[name].ahead = self._ahead(name, known, set())
+
+    def _ahead(self, name: str, known: dict[str, float], path: set[str]) -> float:
+        if name not in known:
+            after = [self._ahead(t, known, path | {name}) for t in self._downstream[name] if t not in path]
+            known[name] = self.nodes[name].seconds + max(after, default=0.0)
+        return known[name]
+
+    def _targets(self, name: str) -> list[str]:
+        ends = [split(edge.target)[0] for edge in self.graph.edges if split(edge.source)[0] == name]
+        return [end for end in ends if end not in (CLIENT, name)]

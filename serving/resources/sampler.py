@@ -1,0 +1,281 @@
+"""Tokens from logits, every row by its own parameters, with draws that depend on seed and position only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serving.core.contract import MAIN, Batch, Resource
+from serving.errors import SetupError, nearest
+from serving.resources import draws, sampling
+
+ORDER = ("penalty", "temperature", "top_k", "top_p", "min_p")
+WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS = (1 << i for i in range(6))
+FLAGS = {"penalty": PENALTY, "temperature": WARM, "top_k": TOP_K, "top_p": TOP_P, "min_p": MIN_P}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose a token. Temperature 0 takes the most likely one; the other defaults do nothing."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"sampling parameters out of range: {self}")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+
+    @property
+    def flags(self) -> int:
+        """Which operations these parameters need."""
+        penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        found = PENALTY * penalty | BIAS * bool(self.logit_bias)
+        if self.temperature > 0:
+            found |= WARM | TOP_K * (self.top_k > 0) | TOP_P * (self.top_p < 1) | MIN_P * (self.min_p > 0)
+        return found
+
+
+NUMBERS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+class Sampler(Resource):
+    """Parameters and counters by slot. `order`: the model's order of operations. `subs`: its samplers by
+    name; the first one also has penalties and biases. `allowed`: the range of tokens that the first may
+    choose from.
+
+    A draw is u = f(seed, sub, position), with position the units that the slot's steps have counted: the same
+    for any batch, chunking or retry.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        vocab: int,
+        order: Sequence[str] = ORDER,
+        subs: Sequence[str] = MAIN,
+        allowed: slice | None = None,
+        device: str = "cpu",
+    ) -> None:
+        for name in order:
+            if name not in ORDER:
+                raise SetupError(f'No sampling operation "{name}".{nearest(name, ORDER)}', param="order")
+        self.capacity, self.slots, self.vocab, self.device = slots, slots, vocab, device
+        self.order, self.allowed = tuple(order), allowed
+        self.subs = {name: i for i, name in enumerate(subs)}
+        shape = (len(subs), slots + 1)
+        self.numbers = {name: torch.zeros(shape, dtype=torch.float32, device=device) for name in NUMBERS}
+        self.flags = np.zeros(shape, np.int64)
+        self.keys = np.zeros(shape, np.uint64)
+        self.position = np.zeros(slots + 1, np.int64)
+        self.prompt = np.zeros(slots + 1, np.int64)  # a draw before the prompt's end counts for nothing
+        self._tables: dict[str, Tensor] = {}
+        self._owners: set[str] = set()
+        self._name = f"sampler{next(_numbers)}"
+
+    def need(self, lanes: tuple[str, ...], units: int) -> int:
+        return 1
+
+    def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
+        if owner not in self._owners and len(self._owners) >= self.capacity:
+            return False
+        self._owners.add(owner)
+        return True
+
+    def bind(self, slot: int, owner: str) -> None:
+        """The slot starts over: greedy, position 0."""
+        self.set(slot, SamplingParams())
+
+    def set(
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int = 0,
+        *,
+        prompt: Sequence[int] = (),
+        output: Sequence[int] = (),
+        length: int = 0,
+        subs: Mapping[str, SamplingParams] | None = None,
+    ) -> None:
+        """Parameters of a slot before its first step. `subs` overrides them for the samplers it names.
+
+        `prompt` and `output` are the tokens before the first draw: penalties count them. `length` is the
+        units that the prompt's steps will count where that is more (embeddings).
+        """
+        for name, sub in self.subs.items():
+            chosen = (subs or {}).get(name, params)
+            for number in NUMBERS:
+                self.numbers[number][sub, slot] = getattr(chosen, number)
+            self.flags[sub, slot] = chosen.flags
+        self.flags[1:, slot] &= ~(PENALTY | BIAS)
+        self.keys[:, slot] = draws.keys(seed, len(self.subs))
+        self.position[slot] = 0
+        self.prompt[slot] = max(length, len(prompt) + len(output))
+        if self.flags[0, slot] & PENALTY:
+            self._remember(slot, prompt, output)
+        if params.logit_bias:
+            self._bias(slot, params.logit_bias)
+
+    def _remember(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        seen, counts = self.table("prompt", torch.bool)[slot], self.table("counts", torch.int32)[slot]
+        seen.zero_()
+        counts.zero_()
+        seen[torch.tensor(list(prompt), dtype=torch.int64, device=self.device)] = True
+        made = torch.tensor(list(output), dtype=torch.int64, device=self.device)
+        counts.index_add_(0, made, torch.ones_like(made, dtype=torch.int32))
+
+    def _bias(self, slot: int, bias: Mapping[int, float]) -> None:
+        row = self.table("bias", torch.float32)[slot]
+        row.zero_()
+        row[torch.tensor(list(bias), device=self.device)] = torch.tensor(list(bias.values()), device=self.device)
+
+    def table(self, name: str, dtype: torch.dtype) -> Tensor:
+        """[slots + 1, vocab], made when a request first needs it."""
+        if name not in self._tables:
+            self._tables[name] = torch.zeros((self.slots + 1, self.vocab), dtype=dtype, device=self.device)
+        return self._tables[name]
+
+    def range(self, sub: int) -> slice:
+        """The tokens that a sub-sampler chooses from."""
+        return self.allowed if self.allowed is not None and not sub else slice(None)
+
+    def seek(self, slot: int, position: int) -> None:
+        """Count from `position` on, when a prefix has been taken from a cache or a row resumes."""
+        self.position[slot] = position
+
+    def plan(self, b: Batch, *, write: bool) -> SamplerStep:
+        index = b.index
+        position = self.position.take(index) + b.units
+        self.position[index] = position
+        flags = self.flags.take(index, 1)
+        found = int(np.bitwise_or.reduce(flags, axis=None))
+        u = None
+        if found & WARM:
+            u = b.buffer(self._name, (len(self.subs), b.size), torch.float64)
+            self._stage(u, draws.uniform(self.keys.take(index, 1), position))
+        due = position >= self.prompt[index] if found & PENALTY else None
+        return SamplerStep(self, b.slots, flags, found, u, due)
+
+    def _stage(self, u: Tensor, drawn: np.ndarray) -> None:
+        n = drawn.shape[1]
+        if u.device.type == "cpu":
+            u.numpy()[:, :n] = drawn
+        else:
+            u[:, :n].copy_(torch.from_numpy(drawn).pin_memory(), non_blocking=True)
+
+    def commit(self, b: Batch, kept: np.ndarray) -> None:
+        lost = b.units - kept
+        if np.count_nonzero(lost):
+            self.position[b.index] -= lost
+            for step in b.use.values():
+                if isinstance(step, SamplerStep) and step.sampler is self:
+                    step.forget(np.flatnonzero((kept == 0) & (b.units > 0)))
+
+    def release(self, owner: str) -> None:
+        self._owners.discard(owner)
+
+
+@dataclass(slots=True)
+class SamplerStep:
+    """One planned step: call it with logits. Rows are the batch's; `flags` [subs, n] says what each needs."""
+
+    sampler: Sampler
+    slots: Tensor
+    flags: np.ndarray
+    found: int
+    u: Tensor | None
+    due: np.ndarray | None
+    counted: Tensor | None = None  # the tokens that the penalties have counted, and how often
+    weight: Tensor | None = None
+
+    def __call__(self, logits: Tensor, sub: str = MAIN[0]) -> Tensor:
+        """Tokens [size] int64 from logits [size, V]."""
+        at = self.sampler.subs[sub]
+        allowed = self.sampler.range(at)
+        logits = self._processed(logits[:, allowed], at)
+        tokens = logits.argmax(-1)
+        warm = np.flatnonzero(self.flags[at] & WARM)
+        if len(warm) and self.u is not None:
+            rows = torch.from_numpy(warm).to(logits.device)
+            tokens[rows] = sampling.draw(logits[rows], self.u[at, rows])
+        tokens += allowed.start or 0
+        if at == 0 and self.found & PENALTY:
+            self._count(tokens)
+        return tokens
+
+    def process(self, logits: Tensor, sub: str = MAIN[0]) -> Tensor:
+        """float32 logits [size, V] as the choice sees them: penalised, scaled, -inf where removed."""
+        at = self.sampler.subs[sub]
+        allowed = self.sampler.range(at)
+        out = torch.full_like(logits, sampling.NONE, dtype=torch.float32)
+        out[:, allowed] = self._processed(logits[:, allowed], at)
+        return out
+
+    def logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[size] natural logarithms of the tokens' probabilities; raw, or processed if `logits` are
+        `process`ed.
+        """
+        return logits.float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+    def _processed(self, logits: Tensor, sub: int) -> Tensor:
+        logits = logits.float()
+        flags = self.flags[sub]
+        if self.found & BIAS and not sub:
+            logits = logits + self.sampler.table("bias", torch.float32)[self.slots][:, self.sampler.range(0)]
+        for name in self.sampler.order:
+            rows = np.flatnonzero(flags & FLAGS[name])
+            if len(rows) == len(self.slots):
+                logits = self._apply(name, logits, self.slots, sub)
+            elif len(rows):
+                at = torch.from_numpy(rows).to(logits.device)
+                logits = logits.index_copy(0, at, self._apply(name, logits[at], self.slots[at], sub))
+        return logits
+
+    def _apply(self, name: str, logits: Tensor, slots: Tensor, sub: int) -> Tensor:
+        numbers = {number: column[sub, slots] for number, column in self.sampler.numbers.items()}
+        if name == "temperature":
+            return logits / numbers["temperature"][:, None]
+        if name != "penalty":
+            return getattr(sampling, name)(logits, numbers[name])
+        allowed = self.sampler.range(sub)
+        seen = self.sampler.table("prompt", torch.bool)[slots][:, allowed]
+        counts = self.sampler.table("counts", torch.int32)[slots][:, allowed]
+        return sampling.penalise(logits, seen | (counts > 0), counts, *(numbers[number] for number in NUMBERS[4:]))
+
+    def _count(self, tokens: Tensor) -> None:
+        """Let the penalties know the tokens of rows whose prompt is over; the next step sees them."""
+        due = torch.zeros(len(tokens), dtype=torch.int32)
+        due[: len(self.flags[0])] = torch.from_numpy((self.flags[0] & PENALTY > 0) & self.due)
+        self.counted, self.weight = tokens, due.to(tokens.device)
+        self._add(self.slots, tokens, self.weight)
+
+    def _add(self, slots: Tensor, tokens: Tensor, weight: Tensor) -> None:
+        self.sampler.table("counts", torch.int32)[slots, tokens] += weight
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Take back what rows of a step that was rolled back have counted."""
+        if self.counted is not None and self.weight is not None and len(rows):
+            at = torch.from_numpy(rows).to(self.counted.device)
+            self._add(self.slots[at], self.counted[at], -self.weight[at])

@@ -1,0 +1,82 @@
+"""StateSlots: zeroed when taken, carried by owners that outlive their slot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serving.errors import SetupError
+from serving.resources import StateSlots
+from serving.resources.tests.batches import batch
+
+
+def make(slots=3, owners=None):
+    return StateSlots(slots=slots, owners=owners, state={"h": ((4,), torch.float32), "n": ((), torch.int64)})
+
+
+def take(state, slot, owner):
+    assert state.reserve(owner, ("main",), 1)
+    state.bind(slot, owner)
+
+
+def test_a_step_gets_the_tables_and_indexes_them_by_slot():
+    state = make()
+    take(state, 2, "a")
+    tables = state.plan(batch([2], [1], size=2), write=True)
+    tables["h"][torch.tensor([2, 0])] += 1
+    assert tables["h"].shape == (4, 4)
+    assert state.tables["h"][2].tolist() == [1, 1, 1, 1]
+
+
+def test_zeroed_when_a_new_owner_takes_the_slot():
+    state = make()
+    take(state, 1, "a")
+    state.tables["h"][1] = 5
+    state.tables["n"][1] = 7
+    state.release("a")
+    take(state, 1, "b")
+    assert not state.tables["h"][1].any()
+    assert state.tables["n"][1] == 0
+
+
+def test_an_owner_keeps_its_state_over_slots():
+    state = make(owners=3)
+    take(state, 1, "session")
+    state.tables["h"][1] = 5
+    take(state, 1, "other")
+    assert not state.tables["h"][1].any()
+    state.bind(2, "session")
+    assert state.tables["h"][2].tolist() == [5, 5, 5, 5]
+    state.bind(3, "session")
+    assert state.tables["h"][3].tolist() == [5, 5, 5, 5]
+    state.bind(3, "session")
+    assert state.tables["h"][3].tolist() == [5, 5, 5, 5]
+
+
+def test_save_and_restore():
+    state = make()
+    take(state, 1, "a")
+    state.tables["h"][1] = 3
+    saved = state.save("a")
+    state.tables["h"][1] = 9
+    state.restore("a", saved)
+    assert state.tables["h"][1].tolist() == [3, 3, 3, 3]
+
+
+def test_capacity_and_release():
+    state = make(slots=2)
+    assert state.need(("a", "b"), 100) == 1
+    take(state, 1, "a")
+    take(state, 2, "b")
+    assert not state.reserve("c", ("main",), 1)
+    assert state.reserve("a", ("main",), 1), "it has its share already"
+    state.release("a")
+    state.release("a")
+    assert state.free == 1
+    state.release("b")
+    assert [len(held) for held in (state._slot, state._owner, state._parked)] == [0, 0, 0]
+
+
+def test_refuses_an_empty_state():
+    with pytest.raises(SetupError):
+        StateSlots(slots=1, state={})
