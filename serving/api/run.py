@@ -41,6 +41,7 @@ class Call:
     def parse(self, **set_by_route: Any) -> tuple[LoadedModel, Parsed[Any]]:
         """The loaded model and the validated fields; `set_by_route` are knobs that the route decides."""
         assert self.spec.schema is not None
+        assert issubclass(self.spec.schema, Schema)
         assert self.spec.kind is not None
         name = self.body.fields.get("model")
         if not isinstance(name, str) or not name.strip():
@@ -49,9 +50,14 @@ class Call:
         self.exchange.model = model.card.key
         knobs = knobs_of(model, self.spec.kind)
         parsed = parse(self.body.fields, self.spec.schema, knobs, text=self.body.text, **set_by_route)
-        if parsed.ignored:
-            self.exchange.headers["x-ignored-parameters"] = ", ".join(parsed.ignored)
+        self.ignore(*parsed.ignored)
         return model, parsed
+
+    def ignore(self, *names: str) -> None:
+        """Say in the response that these fields had no effect."""
+        held = self.exchange.headers.get("x-ignored-parameters")
+        if names:
+            self.exchange.headers["x-ignored-parameters"] = ", ".join([*([held] if held else []), *names])
 
     async def host(self, function: Callable[..., T], *args: Any) -> T:
         """Run media work on the pool of host threads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from serving.api.fields import Schema
 from serving.api.limits import Seats
 from serving.api.metrics import Metrics
+from serving.api.voices import VoiceStore
 from serving.core.contract import Card, LoadedModel, Packed, Task
 from serving.errors import BadRequest, EngineDead, NotFound, Overloaded, nearest
 from serving.settings import Limits, ServerSettings
@@ -71,10 +72,14 @@ class Spec:
     handler: Callable[..., Coroutine[Any, Any, Any]]
     method: Literal["GET", "POST", "DELETE", "WS"] = "GET"
     kind: str | None = None  # the task that a model must have; None: no model is used
-    schema: type[Schema] | None = None
+    schema: type[BaseModel] | None = None  # a `fields.Schema` where a model is used
     encodings: tuple[Literal["json", "form"], ...] = ()
     files: Mapping[str, bool] = field(default_factory=dict)  # file field -> required
     summary: str = ""
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\{\w+\}", "[^/]+", self.path))
 
     def body_limit(self, limits: Limits) -> int:
         return limits.upload_bytes if "form" in self.encodings else limits.json_bytes
@@ -96,6 +101,7 @@ class Api:
         settings: ServerSettings,
         engine: Engine,
         catalogue: Sequence[Card],
+        specs: Sequence[Spec],
     ) -> None:
         self.settings, self.engine, self.catalogue = settings, engine, catalogue
         self.models = {model.card.key: model for model in loaded}
@@ -103,8 +109,14 @@ class Api:
         self.metrics = Metrics(lambda: engine.stats())
         self.pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="media")
         self.started = int(time.time())
-        self.specs: dict[str, Spec] = {}
+        self.specs = tuple(specs)
+        self.voices = VoiceStore(settings.media.voices, settings.limits)
         self.draining = False
+
+    def find(self, method: str, path: str) -> Spec | None:
+        """The route that takes this method at this path, else any route at this path."""
+        at = [spec for spec in self.specs if spec.path == path or spec.pattern.fullmatch(path)]
+        return next((spec for spec in at if spec.method == method), at[0] if at else None)
 
     def require_ready(self) -> None:
         """Raise the 503 of an engine that takes no requests now."""

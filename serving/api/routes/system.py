@@ -57,7 +57,7 @@ def describe(api: Api, model: LoadedModel) -> dict[str, Any]:
         "experimental": card.experimental,
         "capabilities": {
             "tasks": sorted(card.tasks),
-            "routes": sorted(spec.path for spec in api.specs.values() if spec.kind in card.tasks),
+            "routes": sorted(spec.path for spec in api.specs if spec.kind in card.tasks),
             "output_ports": {kind: sorted(PORTS.get(kind, {})) for kind in card.tasks},
             "knobs": {kind: knobs_of(model, kind).model_json_schema() for kind in card.tasks},
             "sample_rate": card.sample_rate,

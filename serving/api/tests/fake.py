@@ -137,7 +137,21 @@ class TextOnly(Knobs):
     """A speech-to-text model without any choice."""
 
 
+class Speaking(Knobs):
+    voice: Literal["low", "high"] = "low"
+    speed: float = Field(1.0, ge=0.5, le=2.0)
+
+
+class Voices:
+    """The part of a port that the surface asks for voices."""
+
+    def voices(self):
+        return ["low", "high"]
+
+
 CARDS = {
+    "mouth": Card("mouth", "fake", "Speaks", {"speak": Speaking}, "MIT", "recipe", sample_rate=24_000),
+    "mute": Card("mute", "fake", "Speaks with one voice", {"speak": TextOnly}, "MIT", "recipe", sample_rate=44_100),
     "ears": Card("ears", "fake", "Hears", {"transcribe": SpeechToText}, "Apache-2.0", "recipe"),
     "plain": Card("plain", "fake", "Hears, has no knobs", {"transcribe": TextOnly}, "Apache-2.0", "recipe"),
     "deaf": Card("deaf", "fake", "Serves another task", {"other": TextOnly}, "Apache-2.0", "recipe"),
@@ -162,7 +176,8 @@ def answer(task: Task) -> Script:
 
 
 def loaded(*keys: str) -> list[LoadedModel]:
-    return [LoadedModel(CARDS[key], Options(rows=2), model=None) for key in keys]  # type: ignore[arg-type]
+    models = {"mouth": Voices()}
+    return [LoadedModel(CARDS[key], Options(rows=2), models.get(key)) for key in keys]  # type: ignore[arg-type]
 
 
 def make_app(engine: FakeEngine | None = None, keys: Sequence[str] = ("ears", "plain", "deaf"), **settings: Any):

@@ -77,9 +77,9 @@ def test_errors_are_the_clients_own_classes(sdk, tone, fields, error, code):
 
 
 def test_a_wrong_key(server, tone):
-    with openai.OpenAI(base_url=server[0] + "/v1", api_key="wrong", max_retries=0) as made:
-        with pytest.raises(openai.AuthenticationError):
-            made.models.list()
+    made = openai.OpenAI(base_url=server[0] + "/v1", api_key="wrong", max_retries=0)
+    with made, pytest.raises(openai.AuthenticationError):
+        made.models.list()
 
 
 def test_a_failure_in_a_stream_is_raised_by_the_client(server, sdk, tone):
