@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 from serving.api import openapi
 from serving.api.boundary import Boundary
 from serving.api.errors import on_http_exception
-from serving.api.routes import speech, system, transcriptions, voices
+from serving.api.routes import chat, images, speech, system, transcriptions, voices
 from serving.api.run import endpoint
 from serving.api.state import Api, Engine, Spec
 from serving.core.contract import Card, LoadedModel
 from serving.settings import ServerSettings
 
 log = logging.getLogger("toolkit.api")
-GROUPS = (system, transcriptions, speech, voices)
+GROUPS = (system, transcriptions, speech, voices, chat, images)
 TITLE = "Multimodal toolkit"
 
 

@@ -54,7 +54,7 @@ def _fill(operation: dict[str, Any], spec: Spec, api: Api) -> None:
     if spec.kind is None:
         operation["requestBody"] = _content(spec, _plain_schema(spec))
         return
-    able = [model for model in api.models.values() if spec.kind in model.card.tasks]
+    able = [model for model in api.models.values() if api.serves(model.card, spec)]
     schema: dict[str, Any] = {"oneOf": [request_schema(spec, model) for model in able]} if able else {"type": "object"}
     operation["requestBody"] = _content(spec, schema)
 

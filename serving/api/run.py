@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -59,19 +60,34 @@ class Call:
         if names:
             self.exchange.headers["x-ignored-parameters"] = ", ".join([*([held] if held else []), *names])
 
+    def knobs(self) -> type[BaseModel] | None:
+        """The knobs of the named model's task, before anything is validated; None where `parse` will refuse."""
+        name = self.body.fields.get("model")
+        model = self.api.models.get(name) if isinstance(name, str) else None
+        kind = self.spec.kind
+        return knobs_of(model, kind) if model and kind and kind in model.card.tasks else None
+
     async def host(self, function: Callable[..., T], *args: Any) -> T:
         """Run media work on the pool of host threads."""
         return await asyncio.get_running_loop().run_in_executor(self.api.pool, function, *args)
 
     async def submit(
-        self, model: LoadedModel, task: Task, route: Schema, *, session: str | None = None, live: bool = False
+        self,
+        model: LoadedModel,
+        task: Task,
+        route: Schema,
+        *,
+        session: str | None = None,
+        live: bool = False,
+        part: int | None = None,
     ) -> Handle:
-        """Hand the task to the engine. The seed, given or drawn, is echoed in `x-seed`; `live`: played as it comes."""
+        """Hand the task to the engine. The seed, given or drawn, is echoed in `x-seed`; `live`: played at once."""
         seed = getattr(route, "seed", None)
         seed = secrets.randbits(31) if seed is None else seed
-        self.exchange.headers["x-seed"] = str(seed)
+        self.exchange.headers.setdefault("x-seed", str(seed))
+        name = self.exchange.request_id if part is None else f"{self.exchange.request_id}-{part}"
         return await self.api.engine.submit(
-            model.card.key, task, request_id=self.exchange.request_id, seed=seed, session=session, live=live
+            model.card.key, task, request_id=name, seed=seed, session=session, live=live
         )
 
     async def outputs(self, handle: Handle) -> AsyncIterator[Output]:

@@ -76,6 +76,7 @@ class Spec:
     encodings: tuple[Literal["json", "form"], ...] = ()
     files: Mapping[str, bool] = field(default_factory=dict)  # file field -> required
     summary: str = ""
+    able: Callable[[type[BaseModel]], bool] = lambda knobs: True  # whether a model with these knobs can serve it
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -85,11 +86,17 @@ class Spec:
         return limits.upload_bytes if "form" in self.encodings else limits.json_bytes
 
 
-def knobs_of(model: LoadedModel, kind: str) -> type[BaseModel]:
+def knobs_of(model: LoadedModel | Card, kind: str) -> type[BaseModel]:
     """The pydantic model of a task's knobs."""
-    knobs = model.card.tasks[kind]
-    assert issubclass(knobs, BaseModel), f"{model.card.key}: the knobs of {kind} are not a pydantic model"
+    card = model if isinstance(model, Card) else model.card
+    knobs = card.tasks[kind]
+    assert issubclass(knobs, BaseModel), f"{card.key}: the knobs of {kind} are not a pydantic model"
     return knobs
+
+
+def takes(knobs: type[BaseModel]) -> frozenset[str]:
+    """Names of the inputs that a task understands, from `TAKES` of its knobs; text and nothing else by default."""
+    return frozenset(getattr(knobs, "TAKES", ("text",)))
 
 
 class Api:
@@ -129,8 +136,7 @@ class Api:
 
     def model(self, name: str, spec: Spec) -> LoadedModel:
         """The loaded model of this name, if the route can use it. Raises 404 (no such model) or 400 (wrong task)."""
-        kind = spec.kind or ""
-        able = [key for key, model in self.models.items() if kind in model.card.tasks]
+        able = [key for key, model in self.models.items() if self.serves(model.card, spec)]
         if not able:
             raise self._unserved(spec)
         if name not in self.models:
@@ -142,10 +148,14 @@ class Api:
 
     def require_served(self, spec: Spec) -> None:
         """Raise the 404 of a route that no loaded model serves, before its body is read."""
-        if not any(spec.kind in model.card.tasks for model in self.models.values()):
+        if not any(self.serves(model.card, spec) for model in self.models.values()):
             raise self._unserved(spec)
 
+    def serves(self, card: Card, spec: Spec) -> bool:
+        """Whether a model of this card can answer this route."""
+        return spec.kind is not None and spec.kind in card.tasks and spec.able(knobs_of(card, spec.kind))
+
     def _unserved(self, spec: Spec) -> NotFound:
-        would = sorted(card.key for card in self.catalogue if spec.kind in card.tasks)
+        would = sorted(card.key for card in self.catalogue if self.serves(card, spec))
         hint = f" Start the server with one of: {', '.join(would)}." if would else ""
         return NotFound(f"No loaded model serves {spec.path}.{hint}", code="route_not_served")

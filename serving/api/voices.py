@@ -78,12 +78,15 @@ class VoiceStore:
             shutil.rmtree(scratch, ignore_errors=True)
         return voice
 
-    def clip(self, name: str) -> tuple[Audio, str] | None:
-        """The clip of an uploaded voice and its text; None: there is none of this name."""
-        if self.folder is None or not NAME.fullmatch(name) or not (self.folder / name / "voice.json").is_file():
-            return None
-        samples, rate = soundfile.read(self.folder / name / "clip.wav", dtype="float32", always_2d=True)
-        text = json.loads((self.folder / name / "voice.json").read_text())["text"]
+    def has(self, name: str) -> bool:
+        """Whether there is an uploaded voice of this name."""
+        return bool(self.folder and NAME.fullmatch(name) and (self.folder / name / "voice.json").is_file())
+
+    def clip(self, name: str) -> tuple[Audio, str]:
+        """The clip of an uploaded voice and its text."""
+        folder = self._folder() / checked(name)
+        samples, rate = soundfile.read(folder / "clip.wav", dtype="float32", always_2d=True)
+        text = json.loads((folder / "voice.json").read_text())["text"]
         return Audio(np.ascontiguousarray(samples.T), rate), text
 
     def remove(self, name: str) -> None:

@@ -15,8 +15,8 @@ from serving.api.media.encode import MEDIA_TYPES, check_format, encode, encoder
 from serving.api.playing import Playing
 from serving.api.protocol.speech import DEFAULT_VOICE, Speech, delta, done
 from serving.api.run import Call, Stream
-from serving.api.state import Handle, Spec, knobs_of
-from serving.core.contract import LoadedModel, Task
+from serving.api.state import Handle, Spec, takes
+from serving.core.contract import Task
 from serving.errors import BadRequest, ToolkitError
 
 KIND = "speak"
@@ -91,8 +91,8 @@ async def _submit(call: Call) -> Said:
     assert rate is not None, f"{model.card.key} speaks but its card has no sample rate"
     check_format(route.response_format, rate)
     inputs: dict[str, Any] = {"text": route.input}
-    if clip := await call.host(call.api.voices.clip, route.voice_name):
-        inputs["voice"], inputs["voice_text"] = clip
+    if "voice" in takes(type(parsed.knobs)) and call.api.voices.has(route.voice_name):
+        inputs["voice"], inputs["voice_text"] = await call.host(call.api.voices.clip, route.voice_name)
     live = route.stream or route.stream_format == "sse"
     handle = await call.submit(model, Task(KIND, inputs, parsed.knobs), route, live=live)
     return Said(call, handle, route, rate)
@@ -100,15 +100,17 @@ async def _submit(call: Call) -> Said:
 
 def _voice_knob(call: Call) -> dict[str, Any]:
     """The model's `voice`, from either of OpenAI's ways to name one; a model without voices takes any name."""
-    model: LoadedModel | None = call.api.models.get(str(call.body.fields.get("model")))
+    knobs = call.knobs()
     given = call.body.fields.get("voice")
     name = given.get("id") if isinstance(given, dict) else given
-    if model is None or KIND not in model.card.tasks or not isinstance(name, str) or name in {"", DEFAULT_VOICE}:
+    if knobs is None or not isinstance(name, str) or name in {"", DEFAULT_VOICE}:
         return {}
-    if "voice" not in knobs_of(model, KIND).model_fields:
+    if "voice" in takes(knobs) and call.api.voices.has(name):
+        return {}
+    if "voice" not in knobs.model_fields:
         call.ignore("voice")
         return {}
-    return {} if call.api.voices.clip(name) else {"voice": name}
+    return {"voice": name}
 
 
 def media_type_of(fmt: str, rate: int) -> str:
