@@ -80,12 +80,14 @@ class Call:
         session: str | None = None,
         live: bool = False,
         part: int | None = None,
+        name: str | None = None,
     ) -> Handle:
         """Hand the task to the engine. The seed, given or drawn, is echoed in `x-seed`; `live`: played at once."""
         seed = getattr(route, "seed", None)
         seed = secrets.randbits(31) if seed is None else seed
         self.exchange.headers.setdefault("x-seed", str(seed))
-        name = self.exchange.request_id if part is None else f"{self.exchange.request_id}-{part}"
+        whole = name or self.exchange.request_id
+        name = whole if part is None else f"{whole}-{part}"
         return await self.api.engine.submit(
             model.card.key, task, request_id=name, seed=seed, session=session, live=live
         )

@@ -171,6 +171,12 @@ class Filming(Knobs):
     fps: float = Field(8.0, gt=0, le=60)
 
 
+class Acting(Knobs):
+    TAKES: ClassVar = ("text", "audio", "images")
+
+    gain: float = Field(1.0, gt=0, le=10)
+
+
 class Voices:
     """The part of a port that the surface asks for voices."""
 
@@ -185,6 +191,8 @@ CARDS = {
     "painter": Card("painter", "fake", "Paints", {"image": Painting}, "MIT", "recipe"),
     "sketcher": Card("sketcher", "fake", "Paints from text", {"image": TextOnly}, "MIT", "recipe"),
     "filmer": Card("filmer", "fake", "Films", {"video": Filming}, "MIT", "recipe"),
+    "actor": Card("actor", "fake", "Acts", {"generate": Acting}, "MIT", "recipe"),
+    "thinker": Card("thinker", "fake", "Acts on text", {"generate": TextOnly}, "MIT", "recipe"),
     "mute": Card("mute", "fake", "Speaks with one voice", {"speak": TextOnly}, "MIT", "recipe", sample_rate=44_100),
     "ears": Card("ears", "fake", "Hears", {"transcribe": SpeechToText}, "Apache-2.0", "recipe"),
     "plain": Card("plain", "fake", "Hears, has no knobs", {"transcribe": TextOnly}, "Apache-2.0", "recipe"),

@@ -28,6 +28,7 @@ def aio(server):
     return openai.AsyncOpenAI(base_url=server[0] + "/v1", api_key="key", max_retries=0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transcription_and_translation(sdk, tone):
     file = ("a.wav", tone)
     assert sdk.audio.transcriptions.create(file=file, model="ears").text == TEXT
