@@ -43,7 +43,6 @@ class EngineSettings:
     lanes: int = 1
     threads: int | None = None  # torch threads a lane; None: leave as it is
     host_workers: int = 2
-    first_output_target: float = 0.2  # seconds
     queue_timeout: float = 120.0
     idle_input_timeout: float = 60.0
     session_ttl: float = 300.0
@@ -78,13 +77,11 @@ class Engine:
         self.state = "starting"
         self.reason: str | None = None
         self.traces: deque[Trace] = deque(maxlen=4096)
-        self.cpu_seconds = 0.0  # of the engine thread
-        self.passes = 0
         self._clock = clock
         self._enter = enter or _plain
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
-        self._router = Router(self._outbox, clock, self.settings.first_output_target)
+        self._router = Router(self._outbox, clock)
         self._pool = ThreadPoolExecutor(self.settings.host_workers, thread_name_prefix="host")
         self._lanes: list[Lane] = []
         self._requests = Requests(self)
@@ -208,6 +205,11 @@ class Engine:
 
     # On the engine thread.
 
+    @staticmethod
+    def thread_seconds() -> float:
+        """CPU time of the engine thread, when called on it."""
+        return thread_time()
+
     def post(self, message: Callable[[], None]) -> None:
         """From any thread: have the engine run this in its next pass."""
         self._inbox.put(message)
@@ -224,7 +226,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._pass():
-                self.passes += 1
+                pass
         except Exception:
             self.die(traceback.format_exc(limit=3))
         finally:
@@ -243,7 +245,6 @@ class Engine:
         self._wake()
         self._pump()
         self._outbox.flush()
-        self.cpu_seconds = thread_time()
         return self.state != "dead"
 
     def _drain(self) -> bool:

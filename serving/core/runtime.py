@@ -52,6 +52,7 @@ class NodeRun:
         self.seconds = 0.0  # moving average of a step's time
         self.ahead = 0.0  # estimated time from this node to the client
         self.steps = 0
+        self.cohort: Any = None  # the last step's seats, with what was made of them
         self.inflight: deque[Any] = deque()  # steps launched and not settled, oldest first
 
     def enqueue(self, seat: Seat) -> None:
@@ -64,6 +65,15 @@ class NodeRun:
             group = self.groups[key] = Group(self, key)
         group.seats.append(seat)
         seat.queued = True
+
+    def enqueue_all(self, key: Hashable, seats: list[Seat]) -> None:
+        """The same for seats that share a key."""
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(self, key)
+        group.seats.extend(seats)
+        for seat in seats:
+            seat.queued = True
 
     def fresh(self) -> list[Group]:
         """The groups that have a seat to run; seats that ended while they waited are dropped."""

@@ -1,0 +1,1 @@
+"""Sound as arrays: spectrograms and resampling. Containers and codecs are the API's business."""

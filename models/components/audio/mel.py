@@ -1,0 +1,54 @@
+"""Mel filter banks and Whisper's log-mel spectrogram, by formula: no library version can change them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BREAK_HZ = 1000.0  # Slaney's scale: linear below, logarithmic above
+HZ_PER_MEL = 200 / 3
+BREAK_MEL = BREAK_HZ / HZ_PER_MEL
+LOG_STEP = np.log(6.4) / 27
+
+
+def hz_to_mel(hz: np.ndarray) -> np.ndarray:
+    """Slaney's mel scale (Auditory Toolbox, 1998): 15 mel at 1 kHz, then 27 mel to each factor of 6.4."""
+    linear = hz / HZ_PER_MEL
+    return np.where(hz < BREAK_HZ, linear, BREAK_MEL + np.log(np.maximum(hz, BREAK_HZ) / BREAK_HZ) / LOG_STEP)
+
+
+def mel_to_hz(mel: np.ndarray) -> np.ndarray:
+    """The inverse of `hz_to_mel`."""
+    return np.where(
+        mel < BREAK_MEL,
+        mel * HZ_PER_MEL,
+        BREAK_HZ * np.exp(LOG_STEP * (np.maximum(mel, BREAK_MEL) - BREAK_MEL)),
+    )
+
+
+@cache
+def slaney_filters(n_mels: int, n_fft: int, rate: int) -> Tensor:
+    """Triangles of equal area, evenly spaced in mel from 0 Hz to rate/2: float32 [n_mels, n_fft // 2 + 1]."""
+    bins = np.linspace(0, rate / 2, n_fft // 2 + 1)
+    edges = mel_to_hz(np.linspace(0, hz_to_mel(np.array(rate / 2)), n_mels + 2))
+    width = np.diff(edges)
+    slopes = edges[:, None] - bins[None, :]
+    rising, falling = -slopes[:-2] / width[:-1, None], slopes[2:] / width[1:, None]
+    area = 2 / (edges[2:] - edges[:-2])
+    triangles = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    return torch.from_numpy((triangles * area[:, None]).astype(np.float32))
+
+
+def log_mel(samples: Tensor, n_mels: int, *, rate: int = 16_000, n_fft: int = 400, hop: int = 160) -> Tensor:
+    """Whisper's features of float32 samples [T]: [n_mels, T // hop], about -1 to 1.
+
+    Power spectrum with a periodic Hann window and reflected ends, the last frame dropped; mel; log10 floored
+    at 1e-10, then at 8 below the loudest value of the whole input; (x + 4) / 4.
+    """
+    spectrum = torch.stft(samples, n_fft, hop, window=torch.hann_window(n_fft), return_complex=True)
+    power = spectrum[..., :-1].abs() ** 2
+    log = (slaney_filters(n_mels, n_fft, rate) @ power).clamp(min=1e-10).log10()
+    return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
