@@ -59,9 +59,7 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def _colour(field: str, names: Sequence[str], title: str | None = None) -> Any:
-    scale = alt.Scale(
-        domain=list(names), range=COLOURS[: len(names)] if len(names) <= len(COLOURS) else COLOURS
-    )
+    scale = alt.Scale(domain=list(names), range=COLOURS[: len(names)] if len(names) <= len(COLOURS) else COLOURS)
     return alt.Color(field, type="nominal", scale=scale, title=title, sort=None)
 
 
@@ -90,9 +88,7 @@ def trade_off(report: Report) -> str | None:
     )
     order = alt.Order("level:Q")
     text = base.mark_text(dy=-9, fontSize=11).encode(text="load:N")
-    layers = alt.layer(
-        base.mark_line(strokeWidth=2).encode(order=order), base.mark_point(filled=True, size=50), text
-    )
+    layers = alt.layer(base.mark_line(strokeWidth=2).encode(order=order), base.mark_point(filled=True, size=50), text)
     return svg(layers.properties(width=WIDTH, height=HEIGHT), "Throughput against first response")
 
 

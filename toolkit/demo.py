@@ -79,9 +79,8 @@ def plain(text: str) -> str:
 
 def bench(url: str, out: Path, requests: int) -> None:
     """A short bench against the running server, and its reports."""
-    from perf.bench import run_bench
-
     import reports
+    from perf.bench import run_bench
 
     run = run_bench(url=url, model=KEY, route="transcribe", concurrency=(1, 4), requests=requests, out=out)
     for path in reports.write_all(run, out):

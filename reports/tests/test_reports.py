@@ -34,14 +34,10 @@ SCRIPTS = [
 ]
 
 
-def make(
-    route: str = "speech", labels=("one",), loads=(closed(1), closed(4)), scripts=SCRIPTS, **settings
-) -> Run:
+def make(route: str = "speech", labels=("one",), loads=(closed(1), closed(4)), scripts=SCRIPTS, **settings) -> Run:
     async def main() -> Run:
         server = FakeServer(lambda i: scripts[i % len(scripts)])
-        bench = Bench(
-            route, default(route), loads, Settings(**{"requests": 20, **settings}), dial=dial_to(server)
-        )
+        bench = Bench(route, default(route), loads, Settings(**{"requests": 20, **settings}), dial=dial_to(server))
         return await bench.run([Running(Target(f"http://{label}", "fake", label)) for label in labels])
 
     return simulate(main)
@@ -58,9 +54,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rederived(run: dict, label: str, level: float) -> dict[str, float]:
     """Figures of one target at one load, from run.json as plain JSON."""
-    values: dict[str, list[float]] = {
-        name: [] for name in ("ttfa", "e2e", "icl", "rtf", "audio_s", "underrun")
-    }
+    values: dict[str, list[float]] = {name: [] for name in ("ttfa", "e2e", "icl", "rtf", "audio_s", "underrun")}
     totals = ("audio", "requests", "good", "success", "c50", "c100", "c200")
     rates: dict[str, list[float]] = {name: [] for name in totals}
     for point in (p for p in run["points"] if p["label"] == label and p["load"]["level"] == level):
@@ -94,9 +88,7 @@ def rederived(run: dict, label: str, level: float) -> dict[str, float]:
         rates["requests"].append(answers / (end - start))
         rates["good"].append(100 * good / len(measured))
         rates["success"].append(100 * sum(r["outcome"] == "ok" for r in measured) / len(measured))
-    found = {
-        f"{name} p{p}": float(np.percentile(v, p)) for name, v in values.items() for p in (50, 90, 95, 99)
-    }
+    found = {f"{name} p{p}": float(np.percentile(v, p)) for name, v in values.items() for p in (50, 90, 95, 99)}
     found |= {f"{name} n": len(v) for name, v in values.items()}
     means = {name: float(np.mean(v)) for name, v in rates.items()}
     names = {"audio": "audio_throughput", "requests": "request_throughput", "good": "goodput"}

@@ -35,9 +35,8 @@ def bench(
 
       toolkit bench --url http://127.0.0.1:8000 --route speak --model kokoro --rate 0.5,1,2
     """
-    from perf.bench import run_bench
-
     import reports
+    from perf.bench import run_bench
 
     if not keys and not url:
         raise console.UsageError("Name a key to serve, or a server with --url.")
@@ -69,9 +68,8 @@ def report(
 
       toolkit report runs/latest/run.json --out public
     """
-    from perf.schema import read_run
-
     import reports
+    from perf.schema import read_run
 
     if not run.is_file():
         raise console.UsageError(f"No run at {run}; make one with: toolkit bench KEY")
