@@ -22,8 +22,8 @@ from serving.api.protocol.transcription import (
     whole_text,
 )
 from serving.api.run import Call, Stream
-from serving.api.state import Handle, Spec, knobs_of
-from serving.core.contract import Audio, LoadedModel, Segment, Task
+from serving.api.state import Handle, Spec
+from serving.core.contract import Audio, Segment, Task
 from serving.errors import BadRequest
 
 KIND = "transcribe"
@@ -44,11 +44,7 @@ Extra = Callable[[Call, type[BaseModel]], Mapping[str, Any]]
 
 
 async def _answer(call: Call, task: str, extra: Extra) -> Response:
-    knobs = _knobs(call)
-    if knobs and task == "translate" and "task" not in knobs.model_fields:
-        name = call.body.fields["model"]
-        message = f'Model "{name}" does not translate; use /v1/audio/transcriptions.'
-        raise BadRequest(message, param="model", code="unsupported_model")
+    knobs = call.knobs()
     model, parsed = call.parse(**(extra(call, knobs) if knobs else {}))
     route = parsed.route
     _check_format(call, route)
@@ -59,12 +55,6 @@ async def _answer(call: Call, task: str, extra: Extra) -> Response:
         chunks = _deltas(call, handle, audio.seconds)
         return Stream(chunks, sse.MEDIA_TYPE, call.api.settings.timeouts.slow_client, error_event)
     return await _whole(call, handle, audio, route, task)
-
-
-def _knobs(call: Call) -> type[BaseModel] | None:
-    name = call.body.fields.get("model")
-    model: LoadedModel | None = call.api.models.get(name) if isinstance(name, str) else None
-    return knobs_of(model, KIND) if model and KIND in model.card.tasks else None
 
 
 def _word_knobs(call: Call, knobs: type[BaseModel]) -> Mapping[str, Any]:
@@ -124,6 +114,10 @@ async def _deltas(call: Call, handle: Handle, seconds: float) -> AsyncIterator[b
     yield sse.DONE
 
 
+def translates(knobs: type[BaseModel]) -> bool:
+    return "task" in knobs.model_fields
+
+
 ROUTES = (
     Spec(
         "/v1/audio/transcriptions",
@@ -144,5 +138,6 @@ ROUTES = (
         ("form",),
         {"file": True},
         "Transcribe speech into English",
+        translates,
     ),
 )

@@ -213,7 +213,8 @@ async def test_translation_by_a_model_that_cannot_translate(tone):
     app, _ = make_app()
     async with client(app) as http:
         response = await post(http, tone, "/v1/audio/translations", model="plain")
-    assert (response.status_code, error(response)["param"]) == (400, "model")
+    assert (response.status_code, error(response)["code"]) == (400, "unsupported_model")
+    assert "ears" in error(response)["message"]
 
 
 async def test_a_route_that_nothing_loaded_serves_says_what_would(tone):
