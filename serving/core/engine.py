@@ -28,7 +28,7 @@ from serving.core.routing import Router
 from serving.core.runtime import ModelRun
 from serving.core.scheduler import Hold, Rules, plan
 from serving.core.settling import Settler
-from serving.core.step import Enter, Step
+from serving.core.step import Enter, Step, warm
 from serving.errors import EngineDead, NotFound, Overloaded, SetupError, nearest
 
 T = TypeVar("T")
@@ -43,7 +43,6 @@ class EngineSettings:
     lanes: int = 1
     threads: int | None = None  # torch threads a lane; None: leave as it is
     host_workers: int = 2
-    first_output_target: float = 0.2  # seconds
     queue_timeout: float = 120.0
     idle_input_timeout: float = 60.0
     session_ttl: float = 300.0
@@ -78,13 +77,11 @@ class Engine:
         self.state = "starting"
         self.reason: str | None = None
         self.traces: deque[Trace] = deque(maxlen=4096)
-        self.cpu_seconds = 0.0  # of the engine thread
-        self.passes = 0
         self._clock = clock
         self._enter = enter or _plain
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
-        self._router = Router(self._outbox, clock, self.settings.first_output_target)
+        self._router = Router(self._outbox, clock)
         self._pool = ThreadPoolExecutor(self.settings.host_workers, thread_name_prefix="host")
         self._lanes: list[Lane] = []
         self._requests = Requests(self)
@@ -95,7 +92,8 @@ class Engine:
     # Called from event loops.
 
     async def start(self) -> None:
-        """Start the lanes and the engine thread; ready when this returns."""
+        """Prove the numerics, run every bucket once, start the threads; ready when this returns."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare)
         self._lanes = [Lane(f"lane-{i}", self.settings.threads) for i in range(self.settings.lanes)]
         self._thread.start()
         await self.ask(lambda: None)
@@ -193,6 +191,11 @@ class Engine:
             "misses": {f"{m.key}.{n.name}": n.runner.misses for m in self.models.values() for n in m.nodes.values()},
         }
 
+    def _prepare(self) -> None:
+        for model in self.models.values():
+            for node in model.nodes.values():
+                warm(node, self._enter)
+
     def _admissible(self, key: str, request_id: str) -> ModelRun:
         if key not in self.models:
             raise NotFound(f'No model "{key}" is loaded.{nearest(key, self.models)}', param="model")
@@ -207,6 +210,11 @@ class Engine:
         return self.models[key]
 
     # On the engine thread.
+
+    @staticmethod
+    def thread_seconds() -> float:
+        """CPU time of the engine thread, when called on it."""
+        return thread_time()
 
     def post(self, message: Callable[[], None]) -> None:
         """From any thread: have the engine run this in its next pass."""
@@ -224,7 +232,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._pass():
-                self.passes += 1
+                pass
         except Exception:
             self.die(traceback.format_exc(limit=3))
         finally:
@@ -243,7 +251,6 @@ class Engine:
         self._wake()
         self._pump()
         self._outbox.flush()
-        self.cpu_seconds = thread_time()
         return self.state != "dead"
 
     def _drain(self) -> bool:

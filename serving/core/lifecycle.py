@@ -158,7 +158,7 @@ class Requests:
         waiting, self._closing = self._closing, []
         for piece in waiting:
             over = piece.open == 0 or piece.request.closed
-            if over and piece.busy == 0:  # with a step in flight it comes back here through `settled`
+            if over and not piece.busy():  # with a step in flight it comes back here through `settled`
                 self._release(piece)
 
     def _release(self, piece: PieceRun) -> None:
@@ -260,7 +260,7 @@ class Requests:
         if not request.advancing:
             self._end_generator(request)
         if end is not None:
-            self._engine._outbox.add(request.handle, end)
+            self._engine._outbox.add(request, end)
         self.reap()
         self._let_go(request)
 

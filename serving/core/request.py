@@ -22,7 +22,6 @@ class Seat:
         "blocked",
         "collect",
         "done",
-        "due",
         "inflight",
         "inputs",
         "node",
@@ -42,7 +41,6 @@ class Seat:
         self.outputs: dict[str, list[Outlet]] = {}
         self.collect: str | None = None  # the port whose items the generator waits for
         self.offer: Offer | None = None
-        self.due = 0.0
         self.inflight = 0
         self.queued = False
         self.done = False
@@ -80,9 +78,12 @@ class PieceRun:
     seats: dict[str, Seat] = field(default_factory=dict)
     owners: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the piece
     open: int = 0  # seats that are not done
-    busy: int = 0  # steps in flight that hold a seat of it
     result: list[Any] = field(default_factory=list)
     lengths: int = 0
+
+    def busy(self) -> bool:
+        """A step in flight holds one of its seats."""
+        return any(seat.inflight for seat in self.seats.values())
 
 
 @dataclass(eq=False, slots=True)
@@ -114,6 +115,7 @@ class Request:
     first_output: float | None = None
     played: float = 0.0  # seconds of rated output already delivered
     backlog: int = 0  # items delivered that the client has not consumed
+    events: list[Any] = field(default_factory=list)  # for the client, at the end of this pass
 
     @property
     def clocked(self) -> bool:

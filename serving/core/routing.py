@@ -19,10 +19,9 @@ from serving.core.streams import Whole
 class Router:
     """Moves items along edges and keeps each request's outputs in piece order."""
 
-    def __init__(self, outbox: Outbox, clock: Callable[[], float], target: float) -> None:
+    def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._target = target
         self.woken: list[Seat] = []  # seats whose offer must be asked anew
         self.freed: list[Seat] = []  # seats that had waited for room downstream
 
@@ -70,24 +69,22 @@ class Router:
 
     def emit(self, seats: list[Seat], port: str, items: Packed, void: list[bool]) -> None:
         """Route one port of a settled step."""
-        lengths = items.lengths.tolist()
         values, start = items.values, 0
-        for seat, count, dropped in zip(seats, lengths, void, strict=True):
+        plain = not isinstance(values, dict)
+        for seat, count, dropped in zip(seats, items.lengths.tolist(), void, strict=True):
             stop = start + count
             if count and not dropped:
-                self._send(seat, port, cut(values, start, stop), count)
+                own = values[start:stop] if plain else cut(values, start, stop)
+                if seat.collect == port:
+                    seat.piece.result.append(own)
+                    seat.piece.lengths += count
+                for outlet in seat.outputs.get(port, ()):
+                    if outlet.buffer is None:
+                        self.deliver(seat.piece.request, seat.piece.index, outlet, own, count)
+                    else:
+                        outlet.buffer.write(own, count)
+                        self.woken.append(outlet.seat)  # type: ignore[arg-type]
             start = stop
-
-    def _send(self, seat: Seat, port: str, values: Any, count: int) -> None:
-        if seat.collect == port:
-            seat.piece.result.append(values)
-            seat.piece.lengths += count
-        for outlet in seat.outputs.get(port, ()):
-            if outlet.buffer is None:
-                self.deliver(seat.piece.request, seat.piece.index, outlet, values, count)
-            else:
-                outlet.buffer.write(values, count)
-                self.woken.append(outlet.seat)  # type: ignore[arg-type]
 
     def finish(self, seat: Seat) -> None:
         """The seat's row is done: its streams end."""
@@ -118,7 +115,7 @@ class Router:
         request.backlog += count
         event = (outlet.port, values, count)
         if index == request.head:
-            self._outbox.add(request.handle, event)
+            self._outbox.add(request, event)
         else:
             request.held.setdefault(index, deque()).append(event)
 
@@ -134,16 +131,7 @@ class Router:
             request.complete.discard(request.head)
             request.head += 1
             for event in request.held.pop(request.head, ()):
-                self._outbox.add(request.handle, event)
-
-    def due(self, seat: Seat) -> float:
-        """When the seat's next output is needed: by the playing clock of a live request, else by its age."""
-        request, now = seat.piece.request, self._clock()
-        if request.first_output is None:
-            return request.arrived + self._target
-        if request.live:
-            return request.first_output + request.played
-        return now + self._target
+                self._outbox.add(request, event)
 
 
 def result(piece: PieceRun) -> Packed:

@@ -10,6 +10,7 @@ from serving.capture import Runner
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
 from serving.core.request import PieceRun, Seat
+from serving.errors import SetupError
 
 
 class Group:
@@ -52,6 +53,7 @@ class NodeRun:
         self.seconds = 0.0  # moving average of a step's time
         self.ahead = 0.0  # estimated time from this node to the client
         self.steps = 0
+        self.cohort: Any = None  # the last step's seats, with what was made of them
         self.inflight: deque[Any] = deque()  # steps launched and not settled, oldest first
 
     def enqueue(self, seat: Seat) -> None:
@@ -64,6 +66,15 @@ class NodeRun:
             group = self.groups[key] = Group(self, key)
         group.seats.append(seat)
         seat.queued = True
+
+    def enqueue_all(self, key: Hashable, seats: list[Seat]) -> None:
+        """The same for seats that share a key."""
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(self, key)
+        group.seats.extend(seats)
+        for seat in seats:
+            seat.queued = True
 
     def fresh(self) -> list[Group]:
         """The groups that have a seat to run; seats that ended while they waited are dropped."""
@@ -121,10 +132,22 @@ class ModelRun:
             name: NodeRun(self, node, Runner(node, capture, loaded.options.device))
             for name, node in self.graph.nodes.items()
         }
+        self._check_pools()
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}
         self._downstream = {name: self._targets(name) for name in self.nodes}
+
+    def _check_pools(self) -> None:
+        """Refuse a cap on concurrent requests that a pool cannot hold."""
+        for label, resource in self.graph.resources.items():
+            worst = resource.worst()
+            if worst * self.rows > resource.capacity:
+                raise SetupError(
+                    f"{self.key}: {label} holds {resource.capacity}, and a request may need {worst}: "
+                    f"max_concurrent_requests {self.rows} does not fit; at most {resource.capacity // worst} do.",
+                    param=f"resources.{label}",
+                )
 
     def estimate(self) -> None:
         """Refresh each node's time to the client from the moving averages, nearest to the client first."""

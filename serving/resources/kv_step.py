@@ -15,6 +15,7 @@ class Pool:
 
     k: Tensor
     v: Tensor
+    table: Tensor  # [S, P] int64 block table; row 0 is the sink sequence
     attend: Attend
     stale: list[int] = field(default_factory=list)  # pages that hold a former owner's values
 
@@ -37,6 +38,7 @@ class KVStep:
     total: int
     size: int
     ones: bool
+    places: tuple[Tensor, Tensor] | None = None  # page and offset of each token, found at the first layer
 
     @property
     def positions(self) -> Tensor:
@@ -51,13 +53,13 @@ class KVStep:
     @property
     def last(self) -> Tensor:
         """[size] index into T of each row's last new token in its first lane."""
-        at = 4 * self.total
+        at = 3 * self.total
         return self.block[at : at + self.size]
 
     @property
     def last_second(self) -> Tensor:
         """[size] the same for the second lane; the first's where a row has one lane."""
-        at = 4 * self.total + self.size
+        at = 3 * self.total + self.size
         return self.block[at : at + self.size]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,7 +88,11 @@ class KVStep:
         return sdpa.scores(q, self.pool.k[layer], self.layout, heads)
 
     def _scatter(self, pool: Tensor, values: Tensor) -> None:
-        pages, offsets = self.block[2 * self.total : 4 * self.total].view(2, self.total)
+        if self.places is None:
+            seqs, size = self.block[2 * self.total : 3 * self.total], self.layout.page_size
+            page = self.positions // size
+            self.places = self.pool.table[seqs, page], self.positions - page * size
+        pages, offsets = self.places
         pool[pages, :, offsets] = values.to(pool.dtype)
 
     def _copy(self, pool: Tensor, values: Tensor) -> None:

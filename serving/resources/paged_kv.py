@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from serving.attention import Layout, attend_with
 from serving.core.contract import MAIN, Batch, Resource
@@ -65,14 +66,15 @@ class PagedKV(Resource):
         self.names = lanes
         self.lanes = {name: i for i, name in enumerate(lanes)}
         shape = (layers, pages + 1, kv_heads, page_size, head_dim)
+        count = (owners or 4 * slots) * len(lanes)
         self.pool = Pool(
             torch.zeros(shape, dtype=dtype, device=device),
             torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros((count + 1, -(-max_len // page_size)), dtype=torch.int64, device=device),
             attend_with(attention, numerics),
         )
+        self.table = self.pool.table.cpu().numpy()  # shares memory on a CPU; row 0 is the sink sequence
         self.pages = Pages(pages)
-        count = (owners or 4 * slots) * len(lanes)
-        self.table = np.zeros((count + 1, -(-max_len // page_size)), np.int64)  # [S, P]; sequence 0 is the sink
         self.length = np.zeros(count + 1, np.int64)
         self.room = np.zeros(count + 1, np.int64)  # tokens that a sequence's pages hold
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
@@ -87,6 +89,9 @@ class PagedKV(Resource):
         if units > self.max_len:
             return self.capacity + 1
         return min(len(lanes), len(self.lanes)) * -(-units // self.page_size)
+
+    def worst(self) -> int:
+        return self.need(tuple(self.lanes), self.max_len)
 
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         """Room for `units` more tokens than each lane has stored, or nothing and False."""
@@ -116,8 +121,14 @@ class PagedKV(Resource):
         held = int(self.room[seq]) // self.page_size
         taken = self.pages.take(count)
         self.table[seq, held : held + count] = taken
+        self._show(seq)
         self.room[seq] += count * self.page_size
         self.pool.stale.extend(taken)
+
+    def _show(self, seq: int) -> None:
+        """Let the device see a changed row of the block table."""
+        if self.pool.table.device.type != "cpu":
+            self.pool.table[seq].copy_(torch.from_numpy(self.table[seq]))
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot finds the owner's sequences; an owner without any finds the sink."""
@@ -138,17 +149,20 @@ class PagedKV(Resource):
     def plan(self, b: Batch, *, write: bool) -> KVStep:
         """Index buffers and the layout of the step. A writing step advances the lengths at once."""
         packed = pack(b, self.lanes)
-        seqs = self.seq[b.index[packed.rows], packed.lanes]
-        first = lengths = self.length[seqs]
+        seqs = self._seqs(b, packed)
+        first = lengths = self.length.take(seqs)
         if write:
             lengths = first + packed.units
             self.length[seqs] = lengths
-            if (lengths > self.room[seqs]).any():
+            if np.count_nonzero(lengths > self.room.take(seqs)):
                 self._past[id(b)] = np.unique(packed.rows[lengths > self.room[seqs]])
                 seqs, first, lengths = self._void(seqs, first, lengths)
         layout = Layout(packed.starts, first, lengths, seqs, self.table, self.page_size, write, self.scale)
-        block = self._fill(b, packed, layout)
-        return KVStep(self.pool, layout, block, b.total, b.size, packed.ones)
+        return KVStep(self.pool, layout, self._fill(b, packed, layout), b.total, b.size, packed.ones)
+
+    def _seqs(self, b: Batch, packed: Packing) -> np.ndarray:
+        """[m] the sequences of the batch's rows and lanes."""
+        return self.seq.ravel().take(b.index.take(packed.rows) * len(self.names) + packed.lanes)
 
     def _void(self, seqs: np.ndarray, first: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
         """Send sequences past their room to the sink.
@@ -162,21 +176,19 @@ class PagedKV(Resource):
             raise ValueError("a step writes more than its owner has reserved")
         return np.where(over, 0, seqs), np.where(over, 0, first), np.where(over, lengths - first, lengths)
 
-    def _fill(self, b: Batch, packed: Packing, layout: Layout) -> torch.Tensor:
-        """positions, rows, pages, offsets [T each], last, last_second [size each]."""
-        block = Block(b, self._name, 4 * b.total + 2 * b.size)
-        positions = layout.first[packed.tokens] + packed.steps
-        block.put(positions, b.total)
-        block.put(packed.rows[packed.tokens], b.total, b.size - 1)
-        if layout.causal:
-            page, offset = np.divmod(positions, self.page_size)
-            block.put(self.table[layout.seqs[packed.tokens], page], b.total)
-            block.put(offset, b.total)
+    def _fill(self, b: Batch, packed: Packing, layout: Layout) -> Tensor:
+        """positions, rows, sequences [T each], last, last_second [size each]."""
+        block = Block(b, self._name, 3 * b.total + 2 * b.size)
+        if packed.ones:
+            block.put(layout.first, b.total)
+            block.put(packed.rows, b.total, b.size - 1)
+            block.put(layout.seqs, b.total)
         else:
-            block.at += 2 * b.total
-        last = packed.starts[1:] - 1
-        block.put(last[packed.heads], b.size)
-        block.put(last[packed.seconds], b.size)
+            block.put(layout.first.take(packed.tokens) + packed.steps, b.total)
+            block.put(packed.rows.take(packed.tokens), b.total, b.size - 1)
+            block.put(layout.seqs.take(packed.tokens), b.total)
+        block.put(packed.last, b.size)
+        block.put(packed.last_second, b.size)
         return block.push()
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
@@ -185,9 +197,9 @@ class PagedKV(Resource):
         if past is not None and kept[past].any():
             raise ValueError("a step kept more than its owner has reserved")
         lost = b.units - kept
-        if lost.any():
+        if np.count_nonzero(lost):
             packed = pack(b, self.lanes)
-            self.length[self.seq[b.index[packed.rows], packed.lanes]] -= lost[packed.rows]
+            self.length[self._seqs(b, packed)] -= lost[packed.rows]
 
     def truncate(self, owner: str, length: int, lanes: tuple[str, ...] | None = None) -> None:
         """Forget what the owner stored from position `length` on; its pages stay reserved."""
@@ -209,5 +221,6 @@ class PagedKV(Resource):
         for seq in held.seqs.values():
             self.pages.drop(self.table[seq, : self.room[seq] // self.page_size].tolist())
             self.table[seq] = 0
+            self._show(seq)
             self.length[seq] = self.room[seq] = 0
             self._spare.append(seq)
