@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,7 +121,8 @@ def at_most_one(similarity: float) -> float:
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape)) if shape else ()
+    # numpy's, because torch's imports a computer algebra system
+    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -214,6 +216,11 @@ def snr(expected: Tensor, actual: Tensor) -> Measure:
     """10 log10(signal power / error power) dB; infinite for equal tensors."""
     found = nmse(expected, actual)
     return Measure(-decibels(found.value), found.worst)
+
+
+def scalar(expected: Tensor, actual: Tensor) -> Measure:
+    """For measures that are computed elsewhere, over a corpus say: the number itself."""
+    return Measure(float(actual))
 
 
 METRICS: dict[str, Metric] = {

@@ -28,7 +28,7 @@ from serving.core.routing import Router
 from serving.core.runtime import ModelRun
 from serving.core.scheduler import Hold, Rules, plan
 from serving.core.settling import Settler
-from serving.core.step import Enter, Step
+from serving.core.step import Enter, Step, warm
 from serving.errors import EngineDead, NotFound, Overloaded, SetupError, nearest
 
 T = TypeVar("T")
@@ -92,7 +92,8 @@ class Engine:
     # Called from event loops.
 
     async def start(self) -> None:
-        """Start the lanes and the engine thread; ready when this returns."""
+        """Prove the numerics, run every bucket once, start the threads; ready when this returns."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare)
         self._lanes = [Lane(f"lane-{i}", self.settings.threads) for i in range(self.settings.lanes)]
         self._thread.start()
         await self.ask(lambda: None)
@@ -189,6 +190,11 @@ class Engine:
             "steps": {f"{m.key}.{n.name}": n.steps for m in self.models.values() for n in m.nodes.values()},
             "misses": {f"{m.key}.{n.name}": n.runner.misses for m in self.models.values() for n in m.nodes.values()},
         }
+
+    def _prepare(self) -> None:
+        for model in self.models.values():
+            for node in model.nodes.values():
+                warm(node, self._enter)
 
     def _admissible(self, key: str, request_id: str) -> ModelRun:
         if key not in self.models:

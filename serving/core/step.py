@@ -35,6 +35,23 @@ class Skipped(Exception):
     """A step of the same node before this one failed, so this one did not run."""
 
 
+def warm(node: NodeRun, enter: Enter) -> None:
+    """Run every bucket of a node on both its buffer sets, with sinks alone."""
+    empty = np.zeros(0, np.int64)
+    for rows, units in node.runner.buckets:
+        for _ in range(2):
+            frame = node.runner.frame(empty, 0, (rows, units))
+            batch = Batch(0, rows, units, [], frame.slots, empty, empty, [], buffers=frame.buffers)
+            for label, resource, write in node.uses:
+                batch.use[label] = resource.plan(batch, write=write)
+            node.node.stage(batch)
+            with torch.inference_mode(), enter(node.node.numerics):
+                node.node.launch(batch)
+            for _, resource, write in node.uses:
+                if write:
+                    resource.commit(batch, empty)
+
+
 class Step:
     """A step in flight."""
 
