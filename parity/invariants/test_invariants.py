@@ -4,9 +4,9 @@ import asyncio
 
 import numpy as np
 import pytest
-from kit import alone, engine, keys, numbers, run, tasks, together
 
 from models import registry
+from parity.invariants.kit import alone, engine, keys, numbers, run, tasks, together
 from serving.errors import Cancelled
 
 every_key = pytest.mark.parametrize("key", keys())
