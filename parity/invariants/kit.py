@@ -15,7 +15,7 @@ import torch
 from models import registry
 from oracles.speech import clips
 from serving.core.contract import Audio, Options, Task
-from serving.core.engine import Engine, EngineSettings
+from serving.core.engine import Engine
 
 SENTENCES = ("Good morning.", "A light wind will blow from the west. Then the rain begins.", "Yes!")
 numbers = itertools.count()
@@ -88,8 +88,8 @@ def joined(outputs: list) -> dict[str, object]:
 @asynccontextmanager
 async def engine(key: str, capture: str = "eager", rows: int = 8, **options):
     """An engine over one key in invariant numerics."""
-    loaded = registry.load(key, Options(rows=rows, **{"numerics": "invariant", **options}))
-    made = Engine([loaded], EngineSettings(capture=capture))
+    loaded = registry.load(key, Options(rows=rows, capture=capture, **{"numerics": "invariant", **options}))
+    made = Engine([loaded])
     await made.start()
     try:
         yield made
