@@ -30,6 +30,7 @@ def pytest_parity_load(key: str, options: Mapping[str, Any], config: pytest.Conf
 @contextmanager
 def _serving(key: str, options: Mapping[str, Any]) -> Iterator[str]:
     import uvicorn
+
     from serving.api import build_app
     from serving.settings import Settings
 
@@ -54,7 +55,5 @@ def _wait(server: Any, thread: threading.Thread) -> None:
         time.sleep(0.01)
 
 
-def pytest_parity_serve(
-    key: str, options: Mapping[str, Any], config: pytest.Config
-) -> AbstractContextManager[str]:
+def pytest_parity_serve(key: str, options: Mapping[str, Any], config: pytest.Config) -> AbstractContextManager[str]:
     return _serving(key, options)
