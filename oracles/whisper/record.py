@@ -79,7 +79,8 @@ LOUD = {
     **{f"decoder.blocks.{i}.cross_attn.{part}.weight": Spec((64, 64), scale=0.5) for i in range(2) for part in HEARD},
 }
 CLIPS = 3
-FORCED = 8  # teacher-forced steps whose logits are kept
+FORCED = 8  # steps of the greedy answer on which random networks are teacher-forced
+SENTENCE = " The quick brown fox jumps over the lazy dog near the river bank."  # the same for real weights
 LOGIT_STRIDE, TABLE_STRIDE = 29, 97  # coprime to the widths, so that a sample meets every row and column
 
 
@@ -135,9 +136,12 @@ def greedy(model: Whisper, mel: Tensor) -> list[int]:
     return [int(token) for token in found.tokens]
 
 
-def prompt(model: Whisper) -> list[int]:
+def forced_ids(case: Recording, model: Whisper, said: list[int]) -> list[int]:
+    """The prompt without timestamps, and then what the decoder is fed whatever it would choose."""
     tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
-    return [*tokenizer.sot_sequence_including_notimestamps]
+    case.values["prompt"] = [*tokenizer.sot_sequence_including_notimestamps]
+    answer = said[:FORCED] if "seed" in case.config else tokenizer.encode(SENTENCE)
+    return [*case.values["prompt"], *answer]
 
 
 def leaves_and_blocks(path: str, module: nn.Module) -> bool:
@@ -175,5 +179,5 @@ def record(case: Recording) -> None:
         features = model.encoder(mel)
     case.outputs(stride=1 if whole else TABLE_STRIDE, features=features)
     said = [greedy(model, window) for window in windows]
-    case.values |= {"prompt": prompt(model), "tokens": said}
-    teacher_forced(case, model, features, [*prompt(model), *said[0][:FORCED]])
+    case.values["tokens"] = said
+    teacher_forced(case, model, features, forced_ids(case, model, said[0]))
