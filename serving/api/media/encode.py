@@ -6,7 +6,6 @@ cannot do (a rate that Opus lacks, AAC without PyAV) is refused before anything 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import struct
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import soundfile
 
-from serving.api.media.decode import MEDIA_HINT
 from serving.api.media.mp3 import frame_bytes
+from serving.api.media.optional import pyav
 from serving.errors import BadRequest, nearest
 
 MEDIA_TYPES = {
@@ -53,9 +52,8 @@ def check_format(fmt: str, rate: int, param: str = "response_format") -> None:
     if rates and rate not in rates:
         message = f'"{fmt}" cannot carry this model\'s {rate} Hz. Formats that can: flac, pcm, wav.'
         raise BadRequest(message, param=param, code="unsupported_format")
-    if fmt == "aac" and importlib.util.find_spec("av") is None:
-        message = f'"aac" needs PyAV on the server: {MEDIA_HINT}. Formats without it: flac, mp3, opus, pcm, wav.'
-        raise BadRequest(message, param=param, code="unsupported_format")
+    if fmt == "aac":
+        pyav('"aac"', param)
 
 
 def encode(fmt: str, rate: int, samples: np.ndarray) -> bytes:
@@ -185,10 +183,8 @@ class Aac:
     """ADTS frames through PyAV."""
 
     def __init__(self, rate: int, live: bool) -> None:
-        import av
-
-        self._av, self._sink = av, Sink()
-        self._out = av.open(self._sink, "w", format="adts")
+        self._av, self._sink = pyav('"aac"', "response_format"), Sink()
+        self._out = self._av.open(self._sink, "w", format="adts")
         self._stream = self._out.add_stream("aac", rate=rate, layout="mono")
 
     def push(self, samples: np.ndarray) -> bytes:
