@@ -144,9 +144,9 @@ def forced_ids(case: Recording, model: Whisper, said: list[int]) -> list[int]:
     return [*case.values["prompt"], *answer]
 
 
-def leaves_and_blocks(path: str, module: nn.Module) -> bool:
-    """All but the roots, whose outputs are kept apart, and the attention modules, which give pairs."""
-    return path not in ("encoder", "decoder") and not path.endswith("attn") and not isinstance(module, nn.ModuleList)
+def below_the_root(path: str, module: nn.Module) -> bool:
+    """Encoder and decoder themselves are left out: what they give is an output of the case."""
+    return path not in ("encoder", "decoder")
 
 
 def teacher_forced(case: Recording, model: Whisper, features: Tensor, tokens: list[int]) -> None:
@@ -155,7 +155,7 @@ def teacher_forced(case: Recording, model: Whisper, features: Tensor, tokens: li
     case.inputs(ids=ids)
     whole = "seed" in case.config and case.name == "tiny_en"
     if whole:
-        with case.taps(model.decoder, prefix="decoder", select=leaves_and_blocks):
+        with case.taps(model.decoder, prefix="decoder", select=below_the_root):
             logits = model.decoder(ids, features)
     else:
         logits = model.decoder(ids, features)
@@ -173,7 +173,7 @@ def record(case: Recording) -> None:
         case.outputs(stride=1 if whole else TABLE_STRIDE, **{f"mel_{index}": mel})
     mel = windows[0][None]
     if whole:
-        with case.taps(model.encoder, prefix="encoder", select=leaves_and_blocks):
+        with case.taps(model.encoder, prefix="encoder", select=below_the_root):
             features = model.encoder(mel)
     else:
         features = model.encoder(mel)
