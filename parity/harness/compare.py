@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal
@@ -280,6 +280,15 @@ def compare(expected: Tensor, actual: Tensor, by: str = "max_abs", bound: float 
         expected=_value(expected, found.worst),
         actual=_value(actual, found.worst),
     )
+
+
+def like(expected: Tensor, actual: Tensor) -> Tensor:
+    """`actual` in the shape of `expected` if they differ only in dimensions of size 1: a packed batch of one, say."""
+
+    def core(shape: Iterable[int]) -> list[int]:
+        return [size for size in shape if size != 1]
+
+    return actual.reshape(expected.shape) if core(actual.shape) == core(expected.shape) else actual
 
 
 def profile(expected: Tensor, actual: Tensor) -> Mapping[str, float]:

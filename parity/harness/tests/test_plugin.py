@@ -272,6 +272,18 @@ def test_option_bisect_names_the_layer(project):
     )
 
 
+def test_a_packed_batch_of_one_is_compared_where_the_suite_says_so(project):
+    suite(
+        project,
+        "@pytest.mark.parametrize('squeeze', [True, False])\n"
+        "def test_toy_packed(oracle, check, squeeze):\n    case = oracle('toy', 'tiny')\n"
+        "    check(case, 'logits', case['logits'][0], squeeze=squeeze)\n",
+    )
+    done = run(project)
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["*shapes differ: expected [[]1, 6, 20[]], got [[]6, 20[]]*"])
+
+
 def test_controls_demand_that_the_gate_catches_every_fault(project):
     ledger(project, entry() + entry("toy*"))
     suite(
