@@ -120,9 +120,7 @@ def judge(
     return Comparison(*head, ratio, low, high, p, allowed, verdict, reason)
 
 
-def _decide(
-    worse: tuple[float, float], p: float, n: int, allowed: float, trusted: bool
-) -> tuple[Verdict, str]:
+def _decide(worse: tuple[float, float], p: float, n: int, allowed: float, trusted: bool) -> tuple[Verdict, str]:
     """`worse`: interval of the loss ratio, 1 = equal, above = B is worse."""
     if n < REPEATS:
         return "inconclusive", f"{n} repeats decide nothing; {REPEATS} of each are needed"

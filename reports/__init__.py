@@ -12,8 +12,8 @@ from reports.summary import Report, as_dict, build
 __all__ = ["Report", "build", "write_all"]
 
 
-def write_all(run: Run, out: Path) -> dict[str, Path]:
-    """Write report.html, .md, .json, CSV, JUnit and github-action-benchmark files. Returns name -> path."""
+def write_all(run: Run, out: Path) -> list[Path]:
+    """Write report.html, .md, .json, CSV, JUnit and github-action-benchmark files. Returns the paths."""
     report = build(run)
     out.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -28,4 +28,4 @@ def write_all(run: Run, out: Path) -> dict[str, Path]:
     }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
-    return {name: out / name for name in texts}
+    return [out / name for name in texts]

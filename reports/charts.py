@@ -59,9 +59,7 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def _colour(field: str, names: Sequence[str], title: str | None = None) -> Any:
-    scale = alt.Scale(
-        domain=list(names), range=COLOURS[: len(names)] if len(names) <= len(COLOURS) else COLOURS
-    )
+    scale = alt.Scale(domain=list(names), range=COLOURS[: len(names)] if len(names) <= len(COLOURS) else COLOURS)
     return alt.Color(field, type="nominal", scale=scale, title=title, sort=None)
 
 
@@ -90,9 +88,7 @@ def trade_off(report: Report) -> str | None:
     )
     order = alt.Order("level:Q")
     text = base.mark_text(dy=-9, fontSize=11).encode(text="load:N")
-    layers = alt.layer(
-        base.mark_line(strokeWidth=2).encode(order=order), base.mark_point(filled=True, size=50), text
-    )
+    layers = alt.layer(base.mark_line(strokeWidth=2).encode(order=order), base.mark_point(filled=True, size=50), text)
     return svg(layers.properties(width=WIDTH, height=HEIGHT), "Throughput against first response")
 
 
@@ -184,10 +180,11 @@ def machine(points: Sequence[Point], cores: int) -> str | None:
     if not shares:
         return None
     frame = pd.DataFrame(shares)
-    chart = alt.Chart(frame).mark_bar().encode(
+    chart = alt.Chart(frame).mark_rect().encode(
         x=alt.X("a:Q", title="Seconds since the start of the run"),
         x2="b:Q",
-        y=alt.Y("share:Q", title="CPU of the machine (%)", stack="zero"),
+        y=alt.Y("low:Q", title="CPU of the machine (%)"),
+        y2="high:Q",
         color=_colour("who:N", list(dict.fromkeys(frame["who"]))),
     )  # fmt: skip
     return svg(chart.properties(width=WIDTH, height=HEIGHT), "CPU of the machine")
@@ -205,5 +202,8 @@ def _cpu_shares(point: Point, least: float, cores: int) -> Iterator[dict[str, An
         used = {"client": (b.client or 0) - (a.client or 0), "server": (b.server or 0) - (a.server or 0)}
         who = "others" if b.server is not None else "server and others"
         used[who] = max(0.0, b.busy - a.busy - sum(used.values()))
+        low = 0.0
         for name, seconds in used.items():
-            yield {"a": a.t, "b": b.t, "who": name, "share": 100 * seconds / ((b.t - a.t) * cores)}
+            high = low + 100 * seconds / ((b.t - a.t) * cores)
+            yield {"a": a.t, "b": b.t, "who": name, "low": low, "high": high}
+            low = high

@@ -71,9 +71,7 @@ def junit(report: Report) -> bytes:
 
 def _case(suite: ElementTree.Element, row: Row, report: Report) -> None:
     seconds = sum(p.seconds for p in row.points)
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=row.label, name=row.load.name, time=f"{seconds:.3f}"
-    )
+    case = ElementTree.SubElement(suite, "testcase", classname=row.label, name=row.load.name, time=f"{seconds:.3f}")
     wrong = [flag.message for flag in row.flags if flag.level == "invalid"]
     if wrong:
         ElementTree.SubElement(case, "failure", message="; ".join(wrong))

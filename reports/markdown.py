@@ -36,7 +36,7 @@ def _head(report: Report) -> list[str]:
         throughput,
         f"{first}, median",
         "p95",
-        "End to end, p95",
+        *(["End to end, p95"] if report.first != "e2e" else []),
         *(f.title for f in report.extra),
     ]
 
@@ -50,7 +50,7 @@ def _line(report: Report, row: Row) -> list[str]:
         with_interval(f[report.headline]),
         with_interval(f[report.first]),
         percentile(f[report.first], 95),
-        percentile(f["e2e"], 95),
+        *([percentile(f["e2e"], 95)] if report.first != "e2e" else []),
         *(quantity(f[extra.name].value, extra.unit) for extra in report.extra),
     ]
 

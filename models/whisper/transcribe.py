@@ -120,8 +120,9 @@ def sequential(job: Job) -> Steps:
 
 
 def clips(job: Job) -> Iterator[tuple[int, int]]:
-    """Mel frames [start, stop) to transcribe."""
+    """Mel frames [start, stop) to transcribe, inside the sound: past its end the reference would never stop."""
     points = [round(seconds * FRAMES_PER_SECOND) for seconds in job.knobs.clip_timestamps] or [0]
+    points = [min(point, job.content) for point in points]
     if len(points) % 2:
         points.append(job.content)
     return iter(zip(points[::2], points[1::2], strict=True))

@@ -123,9 +123,7 @@ class Check:
         assert result, str(result)
         return result
 
-    def taps(
-        self, case: Case, given: Trace | Mapping[str, Tensor], *, names: Names | None = None
-    ) -> list[Result]:
+    def taps(self, case: Case, given: Trace | Mapping[str, Tensor], *, names: Names | None = None) -> list[Result]:
         """Compare every given tap that the case knows, in execution order; fails once, after all."""
         tensors = given.tensors() if isinstance(given, Trace) else given
         known = [(tap, t) for ours, t in tensors.items() if (tap := (names or Names()).theirs(ours)) in case]
@@ -225,9 +223,7 @@ class Check:
 
 def _entry_columns(entry: Entry | None, result: Result) -> dict[str, Any]:
     """The columns of a row that come from the result and from its entry."""
-    columns: dict[str, Any] = {
-        name: getattr(result, name) for name in ("metric", "better", "observed", "passing")
-    }
+    columns: dict[str, Any] = {name: getattr(result, name) for name in ("metric", "better", "observed", "passing")}
     if entry is None:
         return {**columns, "bound": None, "entry": None}
     slack = metric(result.metric).slack(result.observed, result.bound) if result else None

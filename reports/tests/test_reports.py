@@ -15,11 +15,11 @@ import pytest
 
 import reports
 from perf.arrivals import closed
-from perf.bench import Bench, Settings
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
 from perf.launch import Running
-from perf.schema import Load, Run
+from perf.schema import Load, Run, read_run
+from perf.session import Session, Settings
 from perf.tests.virtual import dial_to, simulate
 from perf.workloads import default
 from reports.numbers import quantity, significant
@@ -34,15 +34,11 @@ SCRIPTS = [
 ]
 
 
-def make(
-    route: str = "speech", labels=("one",), loads=(closed(1), closed(4)), scripts=SCRIPTS, **settings
-) -> Run:
+def make(route: str = "speech", labels=("one",), loads=(closed(1), closed(4)), scripts=SCRIPTS, **settings) -> Run:
     async def main() -> Run:
         server = FakeServer(lambda i: scripts[i % len(scripts)])
-        bench = Bench(
-            route, default(route), loads, Settings(**{"requests": 20, **settings}), dial=dial_to(server)
-        )
-        return await bench.run([Running(Target(f"http://{label}", "fake", label)) for label in labels])
+        session = Session(route, default(route), loads, Settings(**{"requests": 20, **settings}), dial=dial_to(server))
+        return await session.run([Running(Target(f"http://{label}", "fake", label)) for label in labels])
 
     return simulate(main)
 
@@ -52,15 +48,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make(labels=("one", "two"), repeats=3, slos={"ttfa": 0.45, "underrun": 0.1}, verify=2)
     out = tmp_path_factory.mktemp("run")
     run.save(out / "run.json")
-    reports.write_all(Run.load(out / "run.json"), out)
+    reports.write_all(read_run(out / "run.json"), out)
     return out
 
 
 def rederived(run: dict, label: str, level: float) -> dict[str, float]:
     """Figures of one target at one load, from run.json as plain JSON."""
-    values: dict[str, list[float]] = {
-        name: [] for name in ("ttfa", "e2e", "icl", "rtf", "audio_s", "underrun")
-    }
+    values: dict[str, list[float]] = {name: [] for name in ("ttfa", "e2e", "icl", "rtf", "audio_s", "underrun")}
     totals = ("audio", "requests", "good", "success", "c50", "c100", "c200")
     rates: dict[str, list[float]] = {name: [] for name in totals}
     for point in (p for p in run["points"] if p["label"] == label and p["load"]["level"] == level):
@@ -94,9 +88,7 @@ def rederived(run: dict, label: str, level: float) -> dict[str, float]:
         rates["requests"].append(answers / (end - start))
         rates["good"].append(100 * good / len(measured))
         rates["success"].append(100 * sum(r["outcome"] == "ok" for r in measured) / len(measured))
-    found = {
-        f"{name} p{p}": float(np.percentile(v, p)) for name, v in values.items() for p in (50, 90, 95, 99)
-    }
+    found = {f"{name} p{p}": float(np.percentile(v, p)) for name, v in values.items() for p in (50, 90, 95, 99)}
     found |= {f"{name} n": len(v) for name, v in values.items()}
     means = {name: float(np.mean(v)) for name, v in rates.items()}
     names = {"audio": "audio_throughput", "requests": "request_throughput", "good": "goodput"}
@@ -184,7 +176,7 @@ def test_machine_readable_exports(written: Path):
 def test_invalid_points_say_so_everywhere(tmp_path: Path):
     run = make()
     run.config.declared_rates = {"one": 48_000}
-    files = reports.write_all(run, tmp_path)
+    files = {path.name: path for path in reports.write_all(run, tmp_path)}
     assert json.loads(files["report.json"].read_text())["verdict"] == "invalid"
     assert "the model declares 48000" in files["report.md"].read_text()
     assert "the model declares 48000" in files["report.html"].read_text()
@@ -203,7 +195,7 @@ def test_invalid_points_say_so_everywhere(tmp_path: Path):
     ids=["chat", "transcription", "one request", "all failed", "open loop"],
 )
 def test_any_run_can_be_shown(route, settings, tmp_path: Path):
-    files = reports.write_all(make(route, **settings), tmp_path)
+    files = {path.name: path for path in reports.write_all(make(route, **settings), tmp_path)}
     assert all(path.stat().st_size for path in files.values())
     assert "nan" not in files["report.md"].read_text().lower()
 
@@ -211,7 +203,8 @@ def test_any_run_can_be_shown(route, settings, tmp_path: Path):
 def test_a_run_without_points_can_be_shown(tmp_path: Path):
     run = dataclasses.replace(make(requests=1), points=[], partial=True)
     assert build(run).verdict == "invalid"
-    assert "invalid" in reports.write_all(run, tmp_path)["report.md"].read_text()
+    reports.write_all(run, tmp_path)
+    assert "invalid" in (tmp_path / "report.md").read_text()
 
 
 def test_numbers_read_well():

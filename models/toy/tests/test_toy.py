@@ -5,9 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
-from naive import Naive
 
 from models.registry import cards, load
+from models.toy.tests.naive import Naive
 from serving.core.contract import Options, Packed, Task
 from serving.core.engine import Engine, EngineSettings
 from serving.errors import BadRequest, Busy, Cancelled, Overloaded, SetupError

@@ -133,9 +133,7 @@ def test_a_changed_recorder_makes_the_case_stale_and_a_reformatted_one_does_not(
     recorder.write_text("CASES = {'tiny': {'width': 8}}\n")
     done = run(project, "--parity-report", "parity.json", "--junitxml", "junit.xml")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(
-        ["*STALE test_toy.py::test_toy_logits: toy/tiny was recorded by another*", "*1 stale*"]
-    )
+    done.stdout.fnmatch_lines(["*STALE test_toy.py::test_toy_logits: toy/tiny was recorded by another*", "*1 stale*"])
     assert report(project).summary["stale"] == 1
     assert properties(project)["parity_state"] == "stale"
 
@@ -297,9 +295,7 @@ def test_toy_controls(oracle, check, bound):
 
 
 def test_one_number_is_held_to_the_ledger_too(project):
-    text = (
-        entry("wer").replace("bound = 0.0\n", 'metric = "wer"\nbound = 0.05\n').replace("float32", "float64")
-    )
+    text = entry("wer").replace("bound = 0.0\n", 'metric = "wer"\nbound = 0.05\n').replace("float32", "float64")
     ledger(project, entry() + text.replace("portable = 0.0001\n", ""))
     suite(
         project,
