@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -16,6 +16,7 @@ from perf.launch import Launch
 from perf.peers import peer
 from perf.schema import Load, Run, read_run
 from perf.session import Say, Settings
+from perf.sweep import KneeSweep, RateSearch
 from perf.workloads import default, from_path
 from serving.errors import BadRequest, SetupError, nearest
 
@@ -52,6 +53,7 @@ def run_bench(
     seed: int = 0,
     out: Path | None = None,
     resume: bool = False,
+    find: Literal["knee", "rate"] | None = None,
     experimental: bool = False,
     serve_options: Sequence[str] = (),
     api_key: str | None = None,
@@ -61,8 +63,11 @@ def run_bench(
 
     `concurrency`: closed loops; `rate`: open Poisson loops instead, requests a second. `seconds`, `timeout`: of a
     point, of a request. `slos`: metric -> limit. `body`: fields added to each request. `workload`: a folder of
-    recordings or a .jsonl file. `resume`: continue out/run.json. Raises `BadRequest` for what does not fit
-    together and `SetupError` where a server does not start. Ctrl-C returns what there is, marked partial.
+    recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set loads, sweep the
+    concurrency to the knee, or search for the highest rate that holds the `slos`.
+
+    Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
+    returns what there is, marked partial.
     """
     chosen = route_of(keys, route)
     options = [*serve_options, *(["--experimental"] if experimental else [])]
@@ -84,7 +89,8 @@ def run_bench(
     )
     items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
     earlier = read_run(out / "run.json") if resume and out else None
-    return session.measure(targets, chosen, items, loads, settings, out=out, resume=earlier, say=say)
+    planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None
+    return session.measure(targets, chosen, items, loads, settings, out=out, resume=earlier, say=say, planner=planner)
 
 
 def route_of(keys: Sequence[str], route: str | None) -> str:

@@ -147,6 +147,7 @@ class Point:
     stalls: list[float] = field(default_factory=list)  # how late the client's own clock ticks came, seconds
     checks: list[Check] = field(default_factory=list)
     partial: bool = False
+    cut: bool = False  # ended early: too many requests had missed their objectives already
 
     def __post_init__(self) -> None:
         if not self.start <= self.sent_until <= self.end:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,9 @@ from perf.health import Watch
 from perf.launch import Launch, Running, running
 from perf.loadgen import Generator, Plan
 from perf.metrics import for_route
+from perf.metrics.goodput import Goodput
 from perf.schema import Config, Load, Point, Run
+from perf.sweep import OutOfReach, Planner
 from perf.verify import choose, verify
 from perf.workloads import Workload
 from serving.errors import BadRequest
@@ -71,8 +73,9 @@ def measure(
     out: Path | None = None,
     resume: Run | None = None,
     say: Say = lambda line: None,
+    planner: Planner | None = None,
 ) -> Run:
-    """Hold every load on every target.
+    """Hold every load on every target, or, with a `planner`, the loads that it asks for.
 
     Targets take turns within each load and repeat, so that a slow minute of the machine hits them all. With
     `out`, run.json is written there after each point, and the servers' logs. Ctrl-C ends early: the run so far is
@@ -81,7 +84,7 @@ def measure(
     for_route(route, settings.slos)  # an unknown route or objective is an error before anything starts
     if len({t.label for t in targets}) < len(targets) or not targets:
         raise BadRequest("Every target needs a label of its own.", param="target")
-    session = Session(route, workload, loads, settings, say)
+    session = Session(route, workload, loads, settings, say, planner=planner)
     with contextlib.ExitStack() as stack:
         logs = (out or Path("runs")) / "logs"
         live = [stack.enter_context(running(t, logs)) for t in targets]
@@ -98,6 +101,7 @@ class Session:
     settings: Settings
     say: Say = lambda line: None
     dial: Dial | None = None
+    planner: Planner | None = None
 
     async def run(self, targets: Sequence[Running], out: Path | None = None, resume: Run | None = None) -> Run:
         """Measure; see `measure`."""
@@ -107,7 +111,7 @@ class Session:
         run.points = [p for p in run.points if not p.partial]
         done = {(p.label, p.load, p.repeat) for p in run.points}
         with self._interruptible():
-            for repeat, load, live in self._order(targets):
+            for repeat, load, live in self._planned(run, targets) if self.planner else self._order(targets):
                 if (live.target.label, load, repeat) in done:
                     continue
                 if self._stop.is_set():
@@ -129,11 +133,25 @@ class Session:
             for live in targets if i % 2 == 0 else reversed(targets):
                 yield repeat, load, live
 
+    def _planned(self, run: Run, targets: Sequence[Running]) -> Iterator[tuple[int, Load, Running]]:
+        """What the planner asks for, target by target, as points come in."""
+        assert self.planner is not None
+        for live in targets:
+            while load := self.planner([p for p in run.points if p.label == live.target.label]):
+                yield 0, load, live
+                if self._stop.is_set():
+                    return
+
     async def _point(self, run: Run, live: Running, load: Load, repeat: int) -> Point:
         self.say(f"{live.target.label}: {load.name}" + (f", repeat {repeat + 1}" if repeat else ""))
         items, sender = list(self.workload.items), self._sender(run, live)
         sender.keep = choose(items, self.settings.verify, self.settings.seed)
-        generator = Generator(sender, self.workload.stream(), self._clock, load, self.settings.plan(load))
+        plan = self.settings.plan(load)
+        if self.planner and load.kind == "poisson":
+            goodput = for_route(self.route, self.settings.slos)["goodput"]
+            assert isinstance(goodput, Goodput)
+            plan = replace(plan, hopeless=OutOfReach(goodput, plan.requests))
+        generator = Generator(sender, self.workload.stream(), self._clock, load, plan)
         point = await generator.run(Watch(self._clock, live.pid), self._stop, live.target.label, repeat)
         if self.settings.verify and not point.partial:
             point.checks = await verify(point, sender, items, self.settings.verify, self._clock)
@@ -176,7 +194,6 @@ class Session:
         simulated = self.dial is not None
         servers = {t.target.label: {} if simulated else await describe(t.target) for t in targets}
         rates = {label: rate for label, info in servers.items() if (rate := _sample_rate(info))}
-        plan = self.settings.plan(self.loads[0])
         config = Config(
             route=self.route,
             models={live.target.label: live.target.model for live in targets},
@@ -185,7 +202,7 @@ class Session:
             seed=self.settings.seed,
             requests=self.settings.requests,
             warmup=self.settings.warmup,
-            timeout=plan.timeout,
+            timeout=self.settings.timeout,
             slos=self.settings.slos,
             body=self.settings.body,
             verify=self.settings.verify,

@@ -17,6 +17,7 @@ def render(report: Report) -> str:
         _flags(report),
         _table(_head(report), (_line(report, row) for row in report.rows)),
         _legend(report),
+        "\n".join(f"- {found}" for found in report.found),
         _failures(report),
         _comparisons(report),
         _verified(report),

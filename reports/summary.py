@@ -16,6 +16,7 @@ from perf.metrics.base import Spread
 from perf.metrics.stats import Summary, summarise
 from perf.metrics.totals import Counts, counts, failures
 from perf.schema import Check, Load, Point, Run
+from perf.sweep import Step, highest_rate, knee, steps
 from perf.validity import Flag, flags
 
 EXTRA = ("rtf", "c100", "wer", "tpot", "goodput")
@@ -73,6 +74,18 @@ class Row:
         return not any(flag.level == "invalid" for flag in self.flags)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer of a sweep."""
+
+    label: str
+    what: str
+    step: Step
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.what} {self.step.load.name}, {self.step.good:.3g} % of requests good"
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything that the writers need."""
@@ -108,6 +121,11 @@ class Report:
         return "valid with warnings" if levels else "valid"
 
     @cached_property
+    def found(self) -> list[Found]:
+        """The knee and the highest rate of each target, where enough loads were tried."""
+        return [f for label in self.labels for f in _found(self.run, label)]
+
+    @cached_property
     def comparisons(self) -> list[Comparison]:
         """Every other target against the first one of the run."""
         base, *others = self.labels or [""]
@@ -124,6 +142,16 @@ def build(run: Run) -> Report:
     labels = list(run.config.models)
     keys = sorted(groups, key=lambda key: (labels.index(key[0]), key[1].kind, key[1].level))
     return Report(run, tuple(_row(run, *key, groups[key], metrics) for key in keys))
+
+
+def _found(run: Run, label: str) -> list[Found]:
+    first_repeats = [p for p in run.points if p.label == label and p.repeat == 0]
+    route, slos = run.config.route, run.config.slos
+    loops, rates = (steps(first_repeats, route, slos, kind) for kind in ("closed", "poisson"))
+    top = knee(loops) if len(loops) > 2 else None
+    held = highest_rate(rates) if len(rates) > 1 and slos else None
+    found = [Found(label, "knee at", top)] if top else []
+    return found + ([Found(label, "highest rate that holds", held)] if held else [])
 
 
 def _row(run: Run, label: str, load: Load, points: list[Point], metrics: Mapping[str, Metric]) -> Row:
@@ -186,6 +214,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "client": run.client,
         "servers": run.servers,
         "rows": [_row_dict(row) for row in report.rows],
+        "found": [{"label": f.label, "what": f.what, **asdict(f.step)} for f in report.found],
         "comparisons": [{**asdict(c), "load": c.load.name} for c in report.comparisons],
     }
 

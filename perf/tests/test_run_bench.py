@@ -55,7 +55,7 @@ def test_the_route_is_the_one_that_all_keys_serve():
     assert route_of(["whisper_tiny_en", "whisper"], None) == "transcription"
     assert route_of([], "speak") == "speech"
     with pytest.raises(BadRequest, match="bench them apart"):
-        route_of(["whisper_tiny_en", "kokoro"], None)
+        route_of(["whisper_tiny_en", "toy"], None)
     with pytest.raises(BadRequest, match='Did you mean "speech"'):
         route_of([], "speach")
     with pytest.raises(BadRequest, match="Say which route"):

@@ -39,7 +39,6 @@ T = TypeVar("T")
 class EngineSettings:
     """What a deployment sets of the engine."""
 
-    capture: str = "eager"
     queue: int = 256  # requests that may wait; one more is refused at once
     lanes: int = 1
     threads: int | None = None  # torch threads a lane; None: leave as it is
@@ -73,7 +72,7 @@ class Engine:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.models = {one.card.key: ModelRun(one, self.settings.capture) for one in loaded}
+        self.models = {one.card.key: ModelRun(one) for one in loaded}
         self.state = "starting"
         self.reason: str | None = None
         self.traces: deque[Trace] = deque(maxlen=4096)

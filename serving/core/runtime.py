@@ -121,7 +121,7 @@ class NodeRun:
 class ModelRun:
     """A key being served: its graph, wiring, slots and the pieces that wait for them."""
 
-    def __init__(self, loaded: LoadedModel, capture: str) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.key = loaded.card.key
         self.graph: Graph = loaded.model.graph
@@ -129,7 +129,7 @@ class ModelRun:
         self.rows = loaded.options.rows
         self.wirings: dict[str, Wiring] = wirings(self.graph)
         self.nodes = {
-            name: NodeRun(self, node, Runner(node, capture, loaded.options.device))
+            name: NodeRun(self, node, Runner(node, loaded.options.capture, loaded.options.device))
             for name, node in self.graph.nodes.items()
         }
         self._check_pools()

@@ -99,7 +99,7 @@ class PagedKV(Resource):
         return min(len(lanes), len(self.lanes)) * self.seqs.pages_for(units)
 
     def worst(self) -> int:
-        return self.need(tuple(self.lanes), self.max_len)
+        return self.need(self.names, self.seqs.max_len)
 
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         """Room for `units` more tokens than each lane has stored, or nothing and False."""

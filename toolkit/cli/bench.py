@@ -31,7 +31,7 @@ class RunByDefault(TyperGroup):
 
 bench = typer.Typer(
     cls=RunByDefault,
-    help="Load a server and write run.json and the reports.\n\nExample: toolkit bench whisper_tiny_en --concurrency 1,8",
+    help="Load servers, write run.json and the reports.\n\nExample: toolkit bench whisper_tiny_en --concurrency 1,8",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )

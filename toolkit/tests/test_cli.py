@@ -34,7 +34,9 @@ def cli(capsys, *arguments):
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
-    code = "import sys; from toolkit.cli.main import run; run(['--help']); assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys; from toolkit.cli.main import run; run(['--help']); assert not {'torch', 'numpy'} & {*sys.modules}"
+    )
     spent = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -63,7 +63,7 @@ def timings(text):
 
 def ours(port, script, mel, knobs):
     tokenizer = port.tokenizer
-    initial = tokenizer.encode(f" {knobs.prompt}") if knobs.prompt else []
+    initial = tokenizer.encode(f" {knobs.prompt.strip()}") if knobs.prompt else []
     job = Job(port.config, tokenizer, knobs, mel, initial, [], rules_of(tokenizer, port.config, knobs))
     steps, value, segments = transcribe.transcribe(job), None, []
     while True:
@@ -93,7 +93,7 @@ class Model:
     def decode(self, segment, options):
         tokenizer = self.script.tokenizer
         start = [*tokenizer.start(options.language, options.task)]
-        prompt = [tokenizer.sot_prev, *options.prompt[-223:], *start] if options.prompt else start
+        prompt = [tokenizer.sot_prev, *options.prompt[-47:], *start] if options.prompt else start
         prompt += [tokenizer.no_timestamps] if options.without_timestamps else []
         found = read(self.script.answer(segment.numpy(), prompt, options.temperature), options.temperature, tokenizer)
         return DecodingResult(
@@ -119,7 +119,7 @@ def theirs(port, script, mel, knobs):
         condition_on_previous_text=knobs.condition_on_previous_text,
         initial_prompt=knobs.prompt,
         carry_initial_prompt=knobs.carry_initial_prompt,
-        word_timestamps=knobs.words,
+        word_timestamps=knobs.word_timestamps,
         clip_timestamps=list(knobs.clip_timestamps),
         hallucination_silence_threshold=knobs.hallucination_silence_threshold,
         language=knobs.language,
@@ -203,7 +203,7 @@ def all_knobs(draw, content):
         condition_on_previous_text=draw(st.booleans()),
         carry_initial_prompt=draw(st.booleans()),
         without_timestamps=draw(st.booleans()),
-        timestamp_granularities=("word", "segment") if words else ("segment",),
+        word_timestamps=words,
         hallucination_silence_threshold=draw(st.sampled_from([None, 0.5, 2.0])) if words else None,
         clip_timestamps=draw(st.sampled_from(CLIPS if content > 730 else CLIPS[:1])),
     )

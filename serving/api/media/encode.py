@@ -32,10 +32,18 @@ LIVE = 0xFFFFFFFF
 
 
 class Encoder(Protocol):
-    """Chunks of float32 [T] in, bytes out; `close` gives what is left, once."""
+    """Chunks of float32 [T] in, bytes out; `close` gives what is left, once; `discard` ends it at any time."""
 
     def push(self, samples: np.ndarray) -> bytes: ...
     def close(self) -> bytes: ...
+    def discard(self) -> None: ...
+
+
+class Plain:
+    """An encoder that holds nothing which must be given back."""
+
+    def discard(self) -> None:
+        pass
 
 
 def encoder(fmt: str, rate: int, *, live: bool) -> Encoder:
@@ -92,7 +100,7 @@ def wav_header(rate: int, data_bytes: int) -> bytes:
     )
 
 
-class Pcm:
+class Pcm(Plain):
     """Raw little-endian 16-bit samples."""
 
     def __init__(self, rate: int, live: bool) -> None:
@@ -105,7 +113,7 @@ class Pcm:
         return b""
 
 
-class Wav:
+class Wav(Plain):
     def __init__(self, rate: int, live: bool) -> None:
         self._rate, self._held = rate, None if live else bytearray()
         self._header = wav_header(rate, LIVE) if live else b""
@@ -153,6 +161,9 @@ class Container:
         self._file.close()
         return self._sink.take() if self._live else self._sink.getvalue()
 
+    def discard(self) -> None:
+        self._file.close()  # the library writes to the sink when it closes, so not when both are collected
+
 
 class Mp3(Container):
     """Constant rate, so that players without a table of contents know times; a live stream has no table at all."""
@@ -197,6 +208,9 @@ class Aac:
         self._out.mux(self._stream.encode(None))
         self._out.close()
         return self._sink.take()
+
+    def discard(self) -> None:
+        self._out.close()
 
 
 def _container(container: str, subtype: str) -> Callable[[int, bool], Encoder]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from pydantic import BaseModel
@@ -88,14 +89,13 @@ def _written(segments: Sequence[Segment], info: Mapping[str, Any], seconds: floa
     return JSONResponse({"text": whole_text(segments), "usage": usage(seconds)})
 
 
-async def _deltas(call: Call, handle: Handle, seconds: float) -> AsyncIterator[bytes]:
+async def _deltas(call: Call, handle: Handle, seconds: float) -> AsyncGenerator[bytes]:
     deltas = Deltas()
-    async for output in call.outputs(handle):
-        if output.port != "segments":
-            continue
-        for segment in output.value:
-            if delta := deltas.push(segment.text):
-                yield sse.event({"type": "transcript.text.delta", "delta": delta})
+    async with aclosing(call.outputs(handle)) as outputs:
+        async for output in outputs:
+            for segment in output.value if output.port == "segments" else ():
+                if delta := deltas.push(segment.text):
+                    yield sse.event({"type": "transcript.text.delta", "delta": delta})
     yield sse.event({"type": "transcript.text.done", "text": deltas.sent, "usage": usage(seconds)})
     yield sse.DONE
 
