@@ -1,221 +1,123 @@
-"""`run_bench`: loads on one or more targets, in the same run and turn by turn, into a `Run`."""
+"""`run_bench`: what `toolkit bench` asks for, in one call."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from itertools import product
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
+from models.registry import card
+from perf import launch, session
 from perf.arrivals import closed
-from perf.client.clock import Clock
-from perf.client.http import Dial
-from perf.client.routes import Sender, Target
-from perf.fingerprint import machine, redact
-from perf.health import Watch
-from perf.launch import Launch, Running, running
-from perf.loadgen import Generator, Plan
-from perf.metrics import for_route
-from perf.schema import Config, Load, Point, Run
-from perf.verify import choose, verify
-from perf.workloads import Workload, default
-from serving.errors import BadRequest
+from perf.client.routes import Target
+from perf.launch import Launch
+from perf.peers import peer
+from perf.schema import Load, Run, read_run
+from perf.session import Say, Settings
+from perf.sweep import KneeSweep, RateSearch
+from perf.workloads import default, from_path
+from serving.errors import BadRequest, SetupError, nearest
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to measure a point: `requests` (None: twice the concurrency, at least 16) after `warmup`
-    (None: the concurrency), for at most `seconds`. `verify`: how many answers to compare with solo runs.
-    """
-
-    requests: int | None = None
-    warmup: int | None = None
-    seconds: float | None = None
-    repeats: int = 1
-    timeout: float = 120.0
-    seed: int = 0
-    slos: Mapping[str, float] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
-    verify: int = 0
-    trace: Sequence[float] = ()
-    cancel_every: int = 0
-
-    def plan(self, load: Load) -> Plan:
-        level = int(load.level) if load.kind == "closed" else 8
-        return Plan(
-            requests=self.requests or max(16, 2 * level),
-            warmup=level if self.warmup is None else self.warmup,
-            timeout=self.timeout,
-            seconds=self.seconds,
-            seed=self.seed,
-            trace=self.trace,
-            cancel_every=self.cancel_every,
-        )
+# The bench's routes by the names that people use for them: OpenAI's paths and the task kinds of the contract.
+ROUTES = {
+    "speech": "speech",
+    "speak": "speech",
+    "transcription": "transcription",
+    "transcriptions": "transcription",
+    "transcribe": "transcription",
+    "chat": "chat",
+}
+VERIFIED = 8  # answers a point that `verify=True` compares
 
 
 def run_bench(
-    target: Target | Launch | Sequence[Target | Launch],
-    route: str,
-    workload: Workload | None = None,
-    concurrencies: Sequence[int] = (1, 8),
     *,
-    loads: Sequence[Load] = (),
-    settings: Settings | None = None,
+    keys: Sequence[str] = (),
+    url: str | None = None,
+    route: str | None = None,
+    model: str | None = None,
+    concurrency: Sequence[int] = (1, 8),
+    rate: Sequence[float] = (),
+    requests: int | None = None,
+    warmup: int | None = None,
+    seconds: float | None = None,
+    repeats: int = 1,
+    peers: Sequence[str] = (),
+    workload: Path | None = None,
+    slos: Mapping[str, float] | None = None,
+    body: Mapping[str, Any] | None = None,
+    timeout: float = 120.0,
+    verify: bool | int = False,
+    seed: int = 0,
     out: Path | None = None,
-    resume: Run | None = None,
+    resume: bool = False,
+    find: Literal["knee", "rate"] | None = None,
+    experimental: bool = False,
+    serve_options: Sequence[str] = (),
+    api_key: str | None = None,
     say: Say = lambda line: None,
 ) -> Run:
-    """Measure every load on every target.
+    """Measure registry keys (a server is started for each), a server at `url`, and peers, in one run.
 
-    Targets take turns within each load and repeat, so that a slow minute of the machine hits them all.
-    `loads` replaces `concurrencies`. With `out`, run.json is written there after each point, and the servers'
-    logs. Ctrl-C ends early: the run so far is returned, marked partial; `resume` continues one.
+    `concurrency`: closed loops; `rate`: open Poisson loops instead, requests a second. `seconds`, `timeout`: of a
+    point, of a request. `slos`: metric -> limit. `body`: fields added to each request. `workload`: a folder of
+    recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set loads, sweep the
+    concurrency to the knee, or search for the highest rate that holds the `slos`.
+
+    Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
+    returns what there is, marked partial.
     """
-    targets = [target] if isinstance(target, (Target, Launch)) else list(target)
-    settings = settings or Settings()
-    for_route(route, settings.slos)  # an unknown route or objective is an error before anything starts
-    if len({t.label for t in targets}) < len(targets) or not targets:
-        raise BadRequest("Every target needs a label of its own.", param="target")
-    loads = list(loads) or [closed(c) for c in concurrencies]
-    bench = Bench(
-        route,
-        workload or default(route, settings.seed),
-        loads,
-        settings,
-        say,
+    chosen = route_of(keys, route)
+    options = [*serve_options, *(["--experimental"] if experimental else [])]
+    targets: list[Target | Launch] = [launch.toolkit(key, *options) for key in keys]
+    if url:
+        targets.append(Target(url, model or _only_model(url, api_key), label=model or "server", api_key=api_key))
+    targets += [peer(name, chosen) for name in peers]
+    loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
+    settings = Settings(
+        requests=requests,
+        warmup=warmup,
+        seconds=seconds,
+        repeats=repeats,
+        timeout=timeout,
+        seed=seed,
+        slos=slos or {},
+        body=body or {},
+        verify=VERIFIED if verify is True else int(verify),
     )
-    with contextlib.ExitStack() as stack:
-        logs = (out or Path("runs")) / "logs"
-        live = [stack.enter_context(running(t, logs)) for t in targets]
-        return asyncio.run(bench.run(live, out, resume))
+    items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
+    earlier = read_run(out / "run.json") if resume and out else None
+    planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None
+    return session.measure(targets, chosen, items, loads, settings, out=out, resume=earlier, say=say, planner=planner)
 
 
-@dataclass
-class Bench:
-    """The loop over repeats, loads and targets. `dial` replaces sockets in simulations."""
-
-    route: str
-    workload: Workload
-    loads: Sequence[Load]
-    settings: Settings
-    say: Say = lambda line: None
-    dial: Dial | None = None
-
-    async def run(self, targets: Sequence[Running], out: Path | None = None, resume: Run | None = None) -> Run:
-        """Measure; see `run_bench`."""
-        self._clock, self._stop = Clock(), asyncio.Event()
-        self._senders: dict[str, Sender] = {}
-        run = resume or await self._new(targets)
-        run.points = [p for p in run.points if not p.partial]
-        done = {(p.label, p.load, p.repeat) for p in run.points}
-        with self._interruptible():
-            for repeat, load, live in self._order(targets):
-                if (live.target.label, load, repeat) in done:
-                    continue
-                if self._stop.is_set():
-                    break
-                run.points.append(await self._point(run, live, load, repeat))
-                if out:
-                    run.save(out / "run.json")
-        for sender in self._senders.values():
-            sender.close()
-        run.partial = self._stop.is_set()
-        if out:
-            run.save(out / "run.json")
-        return run
-
-    def _order(self, targets: Sequence[Running]) -> Iterator[tuple[int, Load, Running]]:
-        """Every second turn goes through the targets backwards: nobody is always first."""
-        turns = product(range(self.settings.repeats), self.loads)
-        for i, (repeat, load) in enumerate(turns):
-            for live in targets if i % 2 == 0 else reversed(targets):
-                yield repeat, load, live
-
-    async def _point(self, run: Run, live: Running, load: Load, repeat: int) -> Point:
-        self.say(f"{live.target.label}: {load.name}" + (f", repeat {repeat + 1}" if repeat else ""))
-        items, sender = list(self.workload.items), self._sender(run, live)
-        sender.keep = choose(items, self.settings.verify, self.settings.seed)
-        generator = Generator(sender, self.workload.stream(), self._clock, load, self.settings.plan(load))
-        point = await generator.run(Watch(self._clock, live.pid), self._stop, live.target.label, repeat)
-        if self.settings.verify and not point.partial:
-            point.checks = await verify(point, sender, items, self.settings.verify, self._clock)
-        sender.outputs.clear()
-        return point
-
-    def _sender(self, run: Run, live: Running) -> Sender:
-        """One a target, with its requests encoded before the first is measured."""
-        target = live.target
-        if target.label not in self._senders:
-            rate = run.config.declared_rates.get(target.label)
-            sender = Sender(
-                target, self.route, self._clock, body=self.settings.body, declared_rate=rate, dial=self.dial
-            )
-            sender.prepare(list(self.workload.items))
-            self._senders[target.label] = sender
-        return self._senders[target.label]
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C ends the run and keeps it; a second one is Python's own."""
-        loop = self._clock.loop
-
-        def end() -> None:
-            self.say("Interrupted: keeping what was measured.")
-            self._stop.set()
-            loop.remove_signal_handler(signal.SIGINT)
-
-        try:
-            loop.add_signal_handler(signal.SIGINT, end)
-        except (ValueError, NotImplementedError, RuntimeError):
-            yield  # not the main thread: whoever owns it decides
-            return
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-
-    async def _new(self, targets: Sequence[Running]) -> Run:
-        simulated = self.dial is not None
-        servers = {t.target.label: {} if simulated else await describe(t.target) for t in targets}
-        rates = {label: rate for label, info in servers.items() if (rate := _sample_rate(info))}
-        plan = self.settings.plan(self.loads[0])
-        config = Config(
-            route=self.route,
-            models={live.target.label: live.target.model for live in targets},
-            workload=self.workload.name,
-            items=len(self.workload.items),
-            seed=self.settings.seed,
-            requests=self.settings.requests,
-            warmup=self.settings.warmup,
-            timeout=plan.timeout,
-            slos=self.settings.slos,
-            body=self.settings.body,
-            verify=self.settings.verify,
-            declared_rates=rates,
+def route_of(keys: Sequence[str], route: str | None) -> str:
+    """The route that is asked for, or the one that every key serves."""
+    if route is not None:
+        if route not in ROUTES:
+            raise BadRequest(f'No bench for route "{route}".{nearest(route, ROUTES)}', param="route")
+        return ROUTES[route]
+    if not keys:
+        raise BadRequest("Say which route to bench: speech, transcription or chat.", param="route")
+    served = [{ROUTES[task] for task in card(key).tasks if task in ROUTES} for key in keys]
+    shared = sorted(set.intersection(*served))
+    if len(shared) != 1:
+        each = ", ".join(f"{key}: {'/'.join(sorted(own)) or 'none'}" for key, own in zip(keys, served, strict=True))
+        raise BadRequest(
+            f"These keys do not share exactly one route ({each}); bench them apart, or name one.", param="route"
         )
-        return Run(config, datetime.now(UTC).isoformat(timespec="seconds"), machine(), servers)
+    return shared[0]
 
 
-async def describe(target: Target) -> dict[str, Any]:
-    """What the server says of itself and of the model; {} from one that says nothing."""
-    found: dict[str, Any] = {}
-    async with httpx.AsyncClient(base_url=target.url, headers=target.headers(), timeout=10.0) as client:
-        for name, path in (("server", "/v1/server_info"), ("model", f"/v1/models/{target.model}")):
-            with contextlib.suppress(httpx.HTTPError, ValueError):
-                answer = await client.get(path)
-                if answer.status_code == 200 and isinstance(answer.json(), dict):
-                    found[name] = redact(answer.json())
-    return found
-
-
-def _sample_rate(info: Mapping[str, Any]) -> int | None:
-    return (info.get("model", {}).get("capabilities") or {}).get("sample_rate")
+def _only_model(url: str, api_key: str | None) -> str:
+    """The name of the one model that a server lists."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        names = [m["id"] for m in httpx.get(url.rstrip("/") + "/v1/models", headers=headers).json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise SetupError(f"{url} does not list its models ({error}); name one.") from error
+    if len(names) != 1:
+        raise BadRequest(f"{url} serves {len(names)} models; name one of: {', '.join(sorted(names))}.", param="model")
+    return str(names[0])

@@ -105,8 +105,11 @@ class Answer:
         self._tokens = 0
 
     async def send(self) -> None:
-        if self._path.startswith(("/health", "/v1/models")):
-            await self._document(200, {"id": "fake", "capabilities": {"sample_rate": 24_000}})
+        model = {"id": "fake", "capabilities": {"sample_rate": 24_000}}
+        if self._path == "/v1/models":
+            await self._document(200, {"data": [model]})
+        elif self._path.startswith(("/health", "/v1/models/")):
+            await self._document(200, model)
         elif self._path == "/v1/server_info":
             await self._document(200, {"state": "ready", "api_key": "hidden"})
         elif self._script.status != 200:

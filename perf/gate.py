@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 class Comparison:
     """B against A on one metric at one load. `ratio` is B / A of medians over repeats, with its interval."""
 
+    target: str  # which B
     metric: str
     better: str
     load: Load
@@ -48,9 +50,14 @@ class Comparison:
     def __bool__(self) -> bool:
         return self.verdict != "fail"
 
+    @property
+    def finding(self) -> str:
+        """The verdict as a statement about B."""
+        return {"pass": "not worse", "fail": "worse", "inconclusive": "inconclusive"}[self.verdict]
+
     def __str__(self) -> str:
         return (
-            f"{self.metric} at {self.load.name}: {self.verdict} - B/A {self.ratio:.3f}"
+            f"{self.target}, {self.metric} at {self.load.name}: {self.verdict} - B/A {self.ratio:.3f}"
             f" [{self.low:.3f}, {self.high:.3f}], p={self.p:.3g},"
             f" {len(self.a)}+{len(self.b)} repeats; {self.reason}"
         )
@@ -84,18 +91,12 @@ def compare(
         raise BadRequest("The runs have no load in common.", param="against")
     trusted = {load: _trusted(left[load], a) and _trusted(right[load], b) for load in shared}
     names = metrics or (HEADLINE[route], FIRST[route])
-    return [
-        judge(
-            known[name],
-            load,
-            _values(known[name], left[load]),
-            _values(known[name], right[load]),
-            allowed,
-            trusted[load],
-        )
-        for load in shared
-        for name in names
-    ]
+    target = label_b or right[shared[0]][0].label
+    found = []
+    for load, name in product(shared, names):
+        x, y = (_values(known[name], side[load]) for side in (left, right))
+        found.append(judge(known[name], load, x, y, allowed, trusted[load], target))
+    return found
 
 
 def judge(
@@ -105,17 +106,18 @@ def judge(
     b: Sequence[float],
     allowed: float,
     trusted: bool = True,
+    target: str = "B",
 ) -> Comparison:
     """The verdict on two samples, one value a repeat."""
     ratio, low, high = ratio_interval(a, b)
     # By permutation: repeats are few and may tie, where the normal approximation is far off.
     exact = PermutationMethod(n_resamples=RESAMPLES, rng=0)
     p = float(mannwhitneyu(a, b, method=exact).pvalue) if a and b else 1.0
-    worse = (low, high) if metric.better == "lower" else (1 / high if high else np.inf, 1 / low if low else np.inf)
+    lower = metric.better == "lower"
+    worse = (low, high) if lower else (1 / high if high else np.inf, 1 / low if low else np.inf)
     verdict, reason = _decide(worse, p, min(len(a), len(b)), allowed, trusted)
-    return Comparison(
-        metric.name, metric.better, load, tuple(a), tuple(b), ratio, low, high, p, allowed, verdict, reason
-    )  # fmt: skip
+    head = (target, metric.name, metric.better, load, tuple(a), tuple(b))
+    return Comparison(*head, ratio, low, high, p, allowed, verdict, reason)
 
 
 def _decide(worse: tuple[float, float], p: float, n: int, allowed: float, trusted: bool) -> tuple[Verdict, str]:

@@ -33,6 +33,7 @@ class Plan:
     trace: Sequence[float] = ()
     cancel_every: int = 0
     cancel_after: float = 0.5
+    hopeless: Callable[[Sequence[Record], float], bool] | None = None  # of the measured ones so far: give up?
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Generator:
         self._records: list[Record] = []
         self._window = Window(plan.warmup, plan.requests)
         self._timer: asyncio.TimerHandle | None = None
+        self._cut = False
 
     async def run(self, watch: Watch, stop: asyncio.Event, label: str = "", repeat: int = 0) -> Point:
         """Hold the load until every measured request has ended, or until `stop`."""
@@ -107,6 +109,7 @@ class Generator:
             samples=watch.samples,
             stalls=watch.stalls,
             partial=stopped,
+            cut=self._cut,
         )
 
     async def _wait(self, driver: asyncio.Task[None], stop: asyncio.Event) -> bool:
@@ -152,6 +155,7 @@ class Generator:
         record = Record(item.id, min(due, now), now)
         self._records.append(record)
         self._window.sending(now)
+        self._maybe_give_up(now)
         leaves = self._plan.cancel_every and len(self._records) % self._plan.cancel_every == 0
         try:
             await self._attempt(item, record, self._plan.cancel_after if leaves else None)
@@ -160,6 +164,15 @@ class Generator:
             self._window.finished(record, record.end)
             if self._plan.seconds and self._window.start is not None and self._timer is None:
                 self._timer = self._clock.loop.call_later(self._plan.seconds, self._window.close)
+
+    def _maybe_give_up(self, now: float) -> None:
+        start = self._window.start
+        if self._plan.hopeless is None or start is None:
+            return
+        sent = [r for r in self._records if start <= r.sent <= (self._window.sent_until or now)]
+        if self._plan.hopeless(sent, now):
+            self._cut = True
+            self._window.done.set()
 
     async def _attempt(self, item: Item, record: Record, leave: float | None) -> None:
         limit = self._plan.timeout if leave is None else leave

@@ -147,6 +147,7 @@ class Point:
     stalls: list[float] = field(default_factory=list)  # how late the client's own clock ticks came, seconds
     checks: list[Check] = field(default_factory=list)
     partial: bool = False
+    cut: bool = False  # ended early: too many requests had missed their objectives already
 
     def __post_init__(self) -> None:
         if not self.start <= self.sent_until <= self.end:
@@ -201,16 +202,16 @@ class Run:
         part.write_bytes(_RUN.dump_json(self))
         return part.replace(path)
 
-    @classmethod
-    def load(cls, path: Path) -> Run:
-        """Read run.json. `SetupError` says what is wrong with a file of another version or shape."""
-        try:
-            run = _RUN.validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise SetupError(f"{path} is no run.json of version {VERSION}: {error}") from error
-        if run.version != VERSION:
-            raise SetupError(f"{path} has version {run.version}; this toolkit reads version {VERSION}.")
-        return run
+
+def read_run(path: Path) -> Run:
+    """Read run.json. `SetupError` says what is wrong with a file of another version or shape."""
+    try:
+        run = _RUN.validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise SetupError(f"{path} is no run.json of version {VERSION}: {error}") from error
+    if run.version != VERSION:
+        raise SetupError(f"{path} has version {run.version}; this toolkit reads version {VERSION}.")
+    return run
 
 
 _RUN = TypeAdapter(Run)

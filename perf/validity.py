@@ -43,6 +43,8 @@ def _answers(point: Point, config: Config) -> Flags:
     found = counts(point)
     if point.partial:
         yield _invalid("partial", f"interrupted after {found.ok} answers")
+    if point.cut:
+        yield _warning("cut", "ended early: the objectives were out of reach")
     if not found.ok:
         yield _invalid("no_answers", f"no request of {found.sent} succeeded")
     elif found.ok < found.sent:

@@ -42,10 +42,10 @@ class Runner:
         self._frames: OrderedDict[tuple[int, int], list[Frame]] = OrderedDict()
         self._turn = 0
 
-    def frame(self, index: np.ndarray, tokens: int) -> Frame:
+    def frame(self, index: np.ndarray, tokens: int, bucket: tuple[int, int] | None = None) -> Frame:
         """Memory for a step over these slots with so many tokens, slots filled in, sinks behind."""
         exact = (len(index), tokens)
-        bucket = self._bucket(*exact) or exact
+        bucket = bucket or self._bucket(*exact) or exact
         frames = self._frames.get(bucket)
         if frames is None:
             frames = self._frames[bucket] = [self._make(*bucket), self._make(*bucket)]

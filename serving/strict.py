@@ -41,9 +41,14 @@ def check(model: type[M], data: Mapping[str, Any], *, text: bool = False, known:
 
 
 def explain(error: ValidationError, model: type[BaseModel], known: Iterable[str] = ()) -> BadRequest:
-    """The first of pydantic's findings as an error for people; it says how many more there are."""
+    """One of pydantic's findings as an error for people: the deepest one at the first field that is wrong.
+
+    A union reports what every branch found; the branch that got furthest is the one that was meant.
+    """
     found = error.errors(include_url=False)
-    first, more = found[0], len(found) - 1
+    name = found[0]["loc"][:1]
+    first = max((one for one in found if one["loc"][:1] == name), key=lambda one: len(one["loc"]))
+    more = len({one["loc"][:1] for one in found}) - 1
     param = ".".join(str(part) for part in first["loc"] if not _is_branch(part)) or None
     message, code = _sentence(first, param, {*known, *names_at(model, first["loc"][:-1])})
     if more:
@@ -91,15 +96,26 @@ def _sentence(error: ErrorDetails, param: str | None, valid: set[str]) -> tuple[
         hint = f" The nearest valid value is {limit}." if key in {"ge", "le"} else ""
         return f"{name} {rule.format(limit)}{_got(error['input'])}.{hint}", "invalid_value"
     if kind in {"literal_error", "enum"}:
-        options = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        hint = nearest(str(error["input"]), options)
-        listed = "" if hint.startswith(" Valid") else f" Valid: {', '.join(options)}."
-        return f"{name} has no value {_shown(error['input'])}.{hint}{listed}", "invalid_value"
+        return (
+            f"{name} has no value {_shown(error['input'])}.{_choices(error['input'], context['expected'])}",
+            "invalid_value",
+        )
+    if kind == "union_tag_invalid":
+        field = str(context["discriminator"]).strip("'")
+        hint = _choices(context["tag"], context["expected_tags"])
+        return f"{name}: {field} has no value {_shown(context['tag'])}.{hint}", "invalid_value"
     if kind == "value_error":
         return f"{name}: {context.get('error', error['msg'])}", "invalid_value"
     code = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
     rule = error["msg"][0].lower() + error["msg"][1:]
     return f"{name}: {rule}{_got(error['input'])}.", code
+
+
+def _choices(given: Any, expected: str) -> str:
+    """The nearest of pydantic's expected values, and all of them."""
+    options = [part.strip("' ") for part in expected.replace(" or ", ", ").split(", ")]
+    hint = nearest(str(given), options)
+    return hint if hint.startswith(" Valid") else f"{hint} Valid: {', '.join(options)}."
 
 
 def _got(value: Any) -> str:

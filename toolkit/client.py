@@ -100,12 +100,11 @@ class Requests:
         return Ask("/v1/videos/generations", _media, json={"prompt": prompt, **fields})
 
     @staticmethod
-    def generate(text: str | None = None, *, files: Sequence[File] = (), **fields: Any) -> Ask[dict[str, Any]]:
+    def generate(text: str | None = None, *, audio: File | None = None, **fields: Any) -> Ask[dict[str, Any]]:
         """Any model's own outputs by port, through `/generate`."""
-        given = {**({} if text is None else {"text": text}), "stream": False, **fields}
-        uploads = [("files", _upload(file)) for file in files]
-        if uploads:
-            return Ask("/generate", _dict, data=_form(given), files=uploads)
+        given = {**({} if text is None else {"text": text}), **fields}
+        if audio is not None:
+            return Ask("/generate", _dict, data=_form(given), files=[("audio", _upload(audio))])
         return Ask("/generate", _dict, json=given)
 
 

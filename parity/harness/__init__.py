@@ -5,7 +5,7 @@ recipes, numerics, taps) needs only torch, numpy and safetensors, because record
 reference's environment.
 """
 
-from parity.harness import audio, image  # they add their metrics
+from parity.harness import audio, image, text  # they add their metrics
 from parity.harness.cases import Case, CaseError, CaseMissing, Manifest, load_case
 from parity.harness.compare import METRICS, Result, compare
 from parity.harness.numerics import Refused
@@ -26,4 +26,5 @@ __all__ = [
     "image",
     "load_case",
     "recipe_for",
+    "text",
 ]

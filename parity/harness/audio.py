@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity.harness.compare import METRICS, Measure, Metric, at_most_one
+from parity.harness.compare import METRICS, Measure, Metric, at_most_one, scalar
 
 RATE, FFT, HOP, MELS, CEPSTRA = 16_000, 400, 160, 80, 13
 
@@ -94,5 +94,6 @@ def join_excess(audio: Tensor, joins: Sequence[int], around: int = 400) -> float
 for _metric in (
     Metric("log_mel_correlation", "higher", log_mel_correlation),
     Metric("mel_cepstral_distortion", "lower", mel_cepstral_distortion),
+    Metric("join_excess", "lower", scalar),
 ):
     METRICS[_metric.name] = _metric

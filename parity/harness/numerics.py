@@ -58,6 +58,11 @@ def _set_mkldnn(on: bool) -> None:
     torch.backends.mkldnn.set_flags(on)
 
 
+def _set_deterministic(on: bool) -> None:
+    # `use_deterministic_algorithms` does the same, but imports the compiler first: seconds for every process.
+    torch.set_deterministic_debug_mode("error" if on else "default")
+
+
 def _default_dtype() -> str:
     return str(torch.get_default_dtype()).removeprefix("torch.")
 
@@ -68,7 +73,7 @@ def _set_default_dtype(name: str) -> None:
 
 SETTABLE: Mapping[str, Flag] = {
     "threads": Flag(torch.get_num_threads, torch.set_num_threads),
-    "deterministic": Flag(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "deterministic": Flag(torch.are_deterministic_algorithms_enabled, _set_deterministic),
     "matmul_precision": Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "cudnn_tf32": Flag(_tf32, _set_tf32),
     "attention": Flag(_sdpa, _set_sdpa),
@@ -96,7 +101,8 @@ def settable() -> dict[str, Any]:
 def _set(name: str, value: Any) -> None:
     if name not in SETTABLE:
         raise Refused(f"the flag {name!r} is unknown here; known: {', '.join(SETTABLE)}")
-    SETTABLE[name].write(value)
+    if SETTABLE[name].read() != value:
+        SETTABLE[name].write(value)
     live = SETTABLE[name].read()
     if live != value:
         raise Refused(f"the case needs {name}={value!r}, but it stays {live!r} after being set")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parity.harness.compare import METRICS, Metric, scalar
+
 Normaliser = Callable[[str], str]
 
 
@@ -81,3 +83,7 @@ def character_error_rate(
 ) -> ErrorRate:
     """CER of a corpus, for languages without spaces."""
     return _error_rate(expected, actual, normalise, characters=True)
+
+
+for _name in ("wer", "cer"):
+    METRICS[_name] = Metric(_name, "lower", scalar)

@@ -23,7 +23,7 @@ from perf.schema import Point
 from serving.errors import BadRequest, nearest
 
 _ALWAYS: tuple[type[Metric], ...] = (SuccessRate, RequestThroughput, OfferedRate, AchievedRate, EndToEnd)
-_ROUTES: Mapping[str, tuple[type[Metric], ...]] = {
+ROUTES: Mapping[str, tuple[type[Metric], ...]] = {
     "speech": (
         FirstAudio,
         ChunkGap,
@@ -45,9 +45,9 @@ FIRST = {"speech": "ttfa", "transcription": "e2e", "chat": "ttft"}
 
 def for_route(route: str, slos: Mapping[str, float] | None = None) -> dict[str, Metric]:
     """Name -> metric for "speech", "transcription" or "chat", with goodput under `slos`."""
-    if route not in _ROUTES:
-        raise BadRequest(f'No bench for route "{route}".{nearest(route, _ROUTES)}', param="route")
-    found: dict[str, Metric] = {m.name: m() for m in (*_ALWAYS, *_ROUTES[route])}
+    if route not in ROUTES:
+        raise BadRequest(f'No bench for route "{route}".{nearest(route, ROUTES)}', param="route")
+    found: dict[str, Metric] = {m.name: m() for m in (*_ALWAYS, *ROUTES[route])}
     spreads = {name: m for name, m in found.items() if isinstance(m, Spread)}
     found["goodput"] = Goodput.of(slos or {}, spreads)
     return found

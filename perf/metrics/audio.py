@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import ClassVar
 
-from perf.metrics.base import Spread, Total, content, ended, events
+from perf.metrics.base import Spread, Total, content, ended, events, within
 from perf.schema import Point, Record
 
 
@@ -82,9 +82,8 @@ class Continuity(Total):
         return len(Underrun().values(point))
 
     def value(self, point: Point) -> float:
-        # Times are kept to the microsecond: a chunk exactly on the limit must not fall off it by rounding.
         values = Underrun().values(point)
-        return 100 * sum(v <= self.limit_ms / 1000 + 1e-6 for v in values) / len(values)
+        return 100 * sum(within(v, self.limit_ms / 1000) for v in values) / len(values)
 
 
 class C50(Continuity):

@@ -66,6 +66,11 @@ class Total(Metric):
         return Result(self.name, self.unit, self.better, n, self.value(point) if n else None)
 
 
+def within(value: float, limit: float) -> bool:
+    """At most `limit`, to the microsecond that times are kept to: on the limit is within it."""
+    return value <= limit + 1e-6
+
+
 def content(record: Record) -> list[Chunk]:
     """The chunks that brought something new."""
     return [c for c in record.chunks if c.kind == "content" and c.size > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perf.metrics.base import Spread, Total
+from perf.metrics.base import Spread, Total, within
 from perf.schema import Point, Record
 from serving.errors import BadRequest, nearest
 
@@ -35,7 +35,7 @@ class Goodput(Total):
     def met(self, record: Record) -> bool:
         if record.outcome != "ok":
             return False
-        return all(value <= limit for metric, limit in self.slos.items() for value in metric.of(record))
+        return all(within(value, limit) for metric, limit in self.slos.items() for value in metric.of(record))
 
     def count(self, point: Point) -> int:
         return len(point.measured) if self.slos else 0

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from perf.arrivals import closed
-from perf.bench import Bench, Settings, run_bench
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
 from perf.launch import Launch, Running, running
 from perf.metrics import evaluate, totals
-from perf.schema import Load, Run
+from perf.schema import Load, Run, read_run
+from perf.session import Session, Settings, measure
 from perf.tests.virtual import dial_to, simulate
 from perf.validity import flags
 from perf.workloads import default, from_path, prompts, sentences, tones
@@ -37,8 +37,8 @@ def simulated(server: FakeServer, route: str = "speech", loads=(closed(2),), **s
     """A run in simulated time."""
 
     async def main() -> Run:
-        bench = Bench(route, default(route), loads, Settings(**settings), dial=dial_to(server))
-        return await bench.run([Running(Target("http://fake", "fake"))])
+        session = Session(route, default(route), loads, Settings(**settings), dial=dial_to(server))
+        return await session.run([Running(Target("http://fake", "fake"))])
 
     return simulate(main)
 
@@ -46,8 +46,8 @@ def simulated(server: FakeServer, route: str = "speech", loads=(closed(2),), **s
 def over_sockets(server: FakeServer, route: str, **settings) -> Run:
     async def main() -> Run:
         async with server.listening() as url:
-            bench = Bench(route, default(route), [closed(4)], Settings(requests=12, **settings))
-            return await bench.run([Running(Target(url, "fake"))])
+            session = Session(route, default(route), [closed(4)], Settings(requests=12, **settings))
+            return await session.run([Running(Target(url, "fake"))])
 
     return asyncio.run(main())
 
@@ -73,7 +73,7 @@ def test_faults_over_sockets_conserve_requests():
 
 def test_run_json_round_trips(tmp_path: Path):
     run = simulated(FakeServer(lambda i: QUICK), requests=5)
-    again = Run.load(run.save(tmp_path / "run.json"))
+    again = read_run(run.save(tmp_path / "run.json"))
     assert again == run
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
@@ -84,24 +84,26 @@ def test_run_json_of_another_version_or_with_impossible_times_is_refused(tmp_pat
     for change in ({"version": 99}, {"started": None}):
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
         with pytest.raises(SetupError):
-            Run.load(path)
+            read_run(path)
     run.points[0].records[0].end = -1.0
     with pytest.raises(SetupError, match="out of order"):
-        Run.load(run.save(path))
+        read_run(run.save(path))
 
 
 def test_interrupted_runs_keep_what_was_measured_and_resume():
     server = FakeServer(lambda i: Script(first=1.0, gaps=()))
 
     async def main() -> tuple[Run, Run]:
-        bench = Bench("speech", default("speech"), [closed(1), closed(4)], Settings(requests=8), dial=dial_to(server))
+        session = Session(
+            "speech", default("speech"), [closed(1), closed(4)], Settings(requests=8), dial=dial_to(server)
+        )
         live = [Running(Target("http://fake", "fake"))]
-        task = asyncio.create_task(bench.run(live))
+        task = asyncio.create_task(session.run(live))
         await asyncio.sleep(11.5)
-        bench._stop.set()
+        session._stop.set()
         first = await task
         kept = dataclasses.replace(first, points=list(first.points))
-        return kept, await bench.run(live, resume=first)
+        return kept, await session.run(live, resume=first)
 
     partial, whole = simulate(main)
     assert partial.partial
@@ -116,9 +118,9 @@ def test_interrupted_runs_keep_what_was_measured_and_resume():
 
 def test_a_signal_ends_a_real_run_and_leaves_a_readable_run_json(tmp_path: Path):
     code = (
-        "import sys, pathlib; from perf.bench import *; from perf.tests.test_bench import FAKE;"
+        "import sys, pathlib; from perf.session import *; from perf.tests.test_bench import *;"
         "out = pathlib.Path(sys.argv[1]);"
-        "run_bench(FAKE, 'speech', settings=Settings(requests=100000), out=out, say=print)"
+        "measure([FAKE], 'speech', sentences(), [closed(1)], Settings(requests=100000), out=out, say=print)"
     )
     child = subprocess.Popen([sys.executable, "-uc", code, tmp_path], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -126,7 +128,7 @@ def test_a_signal_ends_a_real_run_and_leaves_a_readable_run_json(tmp_path: Path)
     time.sleep(1.0)
     child.send_signal(signal.SIGINT)
     assert child.wait(30) == 0
-    run = Run.load(tmp_path / "run.json")
+    run = read_run(tmp_path / "run.json")
     assert run.partial
     assert run.points[0].partial
     assert totals.counts(run.points[0]).ok > 0
@@ -145,11 +147,11 @@ def test_verify_compares_answers_of_the_measured_run():
 
 def test_targets_take_turns():
     async def main() -> Run:
-        bench = Bench(
+        session = Session(
             "chat", default("chat"), [closed(1), closed(2)], Settings(requests=2, repeats=2),
             dial=dial_to(FakeServer(lambda i: QUICK)),
         )  # fmt: skip
-        return await bench.run([Running(Target("http://a", "m", "a")), Running(Target("http://b", "m", "b"))])
+        return await session.run([Running(Target("http://a", "m", "a")), Running(Target("http://b", "m", "b"))])
 
     points = simulate(main).points
     assert "".join(p.label for p in points) == "abbaabba"
@@ -159,7 +161,7 @@ def test_targets_take_turns():
 def test_launched_servers_are_awaited_and_stopped(tmp_path: Path):
     with running(FAKE, tmp_path) as live:
         assert live.pid is not None
-        run = asyncio.run(Bench("chat", prompts(), [closed(2)], Settings(requests=4)).run([live]))
+        run = asyncio.run(Session("chat", prompts(), [closed(2)], Settings(requests=4)).run([live]))
         assert run.points[0].samples[-1].server is not None
         assert run.servers["fake"]["model"]["capabilities"]["sample_rate"] == 24_000
         os.kill(live.pid, 0)
@@ -176,7 +178,7 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path):
 def test_nothing_starts_for_an_unknown_route_or_objective(tmp_path: Path):
     for route, slos in (("speach", {}), ("speech", {"ttfaa": 1.0})):
         with pytest.raises(BadRequest, match="Did you mean"):
-            run_bench(FAKE, route, settings=Settings(slos=slos), out=tmp_path)
+            measure([FAKE], route, sentences(), [closed(1)], Settings(slos=slos), out=tmp_path)
     assert not list(tmp_path.iterdir())
 
 

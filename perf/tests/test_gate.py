@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 
 from perf.arrivals import closed
-from perf.bench import Bench, Settings
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
 from perf.gate import compare, judge, overall, ratio_interval
@@ -17,6 +16,7 @@ from perf.launch import Running
 from perf.metrics.audio import AudioThroughput
 from perf.metrics.latency import EndToEnd
 from perf.schema import Run
+from perf.session import Session, Settings
 from perf.tests.virtual import dial_to, simulate
 from perf.workloads import sentences
 from serving.errors import BadRequest
@@ -34,8 +34,10 @@ def version(seed: int, slower: float = 1.0) -> Run:
         return Script(first=max(0.01, first), gaps=[max(0.01, g) for g in gaps])
 
     async def main() -> Run:
-        bench = Bench("speech", sentences(), [LOAD], Settings(requests=16, repeats=5), dial=dial_to(FakeServer(script)))
-        return await bench.run([Running(Target("http://fake", "fake"))])
+        session = Session(
+            "speech", sentences(), [LOAD], Settings(requests=16, repeats=5), dial=dial_to(FakeServer(script))
+        )
+        return await session.run([Running(Target("http://fake", "fake"))])
 
     return simulate(main)
 

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perf.workloads.base import Item, Workload
-from perf.workloads.clips import clips, tones
+from perf.workloads.clips import clips, recordings, tones
 from perf.workloads.jsonl import jsonl
 from perf.workloads.text import prompts, sentences
 from serving.errors import BadRequest, nearest
 
-__all__ = ["Item", "Workload", "clips", "default", "from_path", "jsonl", "prompts", "sentences", "tones"]
+__all__ = ["Item", "Workload", "clips", "default", "from_path", "jsonl", "prompts", "recordings", "sentences", "tones"]
 
-_DEFAULTS: dict[str, Callable[..., Workload]] = {"speech": sentences, "transcription": tones, "chat": prompts}
+_DEFAULTS: dict[str, Callable[..., Workload]] = {"speech": sentences, "transcription": recordings, "chat": prompts}
 
 
 def default(route: str, seed: int = 0) -> Workload:
-    """Sentences to speak, tones to transcribe, prompts to answer."""
+    """Sentences to speak, recordings to transcribe, prompts to answer."""
     if route not in _DEFAULTS:
         raise BadRequest(f'No bench for route "{route}".{nearest(route, _DEFAULTS)}', param="route")
     return _DEFAULTS[route](seed=seed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,15 @@ def clips(folder: Path, seed: int = 0) -> Workload:
     if not files:
         raise SetupError(f"{folder} has no recordings ({', '.join(sorted(SUFFIXES))}).")
     return Workload(f"clips of {folder.name}", "transcription", [_item(path) for path in files], seed)
+
+
+def recordings(seed: int = 0) -> Workload:
+    """The project's own recordings: twelve English sentences in four voices, whose words are known."""
+    folder = resources.files("oracles.speech")
+    listed = json.loads(folder.joinpath("sentences.json").read_text())["clips"]
+    with resources.as_file(folder.joinpath("clips")) as clip:
+        items = [Item(Path(c["file"]).stem, c["text"], *read_clip(clip / c["file"])) for c in listed]
+    return Workload("recorded sentences", "transcription", items, seed)
 
 
 def tones(n: int = 16, seed: int = 0, seconds: float = 5.0, rate: int = 16_000) -> Workload:

@@ -14,14 +14,24 @@ from starlette.exceptions import HTTPException
 from serving.api import openapi
 from serving.api.boundary import Boundary
 from serving.api.errors import on_http_exception
-from serving.api.routes import system, transcriptions
+from serving.api.routes import (
+    chat,
+    generate,
+    generate_ws,
+    images,
+    realtime,
+    speech,
+    system,
+    transcriptions,
+    voices,
+)
 from serving.api.run import endpoint
 from serving.api.state import Api, Engine, Spec
 from serving.core.contract import Card, LoadedModel
 from serving.settings import ServerSettings
 
 log = logging.getLogger("toolkit.api")
-GROUPS = (system, transcriptions)
+GROUPS = (system, transcriptions, speech, voices, chat, images, generate, generate_ws, realtime)
 TITLE = "Multimodal toolkit"
 
 
@@ -40,11 +50,13 @@ def build_app(
 
     The engine starts with the application's lifespan, beside it: until it is ready, `/health/ready` is 503.
     """
-    api = Api(loaded, settings, engine or _engine(loaded, settings), catalogue)
+    api = Api(loaded, settings, engine or _engine(loaded, settings), catalogue, route_table())
     app = FastAPI(title=TITLE, lifespan=_lifespan, docs_url="/docs", redoc_url=None)
     app.state.api = api
-    for spec in route_table():
-        api.specs[spec.path] = spec
+    for spec in api.specs:
+        if spec.method == "WS":
+            app.add_api_websocket_route(spec.path, spec.handler)
+            continue
         call = endpoint(spec) if spec.encodings else spec.handler
         app.add_api_route(spec.path, call, methods=[spec.method], summary=spec.summary, response_model=None)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -24,6 +24,7 @@ from serving.api.state import Api
 from serving.errors import Cancelled, ToolkitError
 
 log = logging.getLogger("toolkit.access")
+QUIET = ("/health", "/metrics")  # asked all the time by machines
 CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -50,7 +51,7 @@ class Boundary:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        spec = self.api.specs.get(scope["path"])
+        spec = self.api.find(scope.get("method", "WS"), scope["path"])
         exchange = scope["exchange"] = Exchange(f"req_{uuid.uuid4().hex}", spec.path if spec else "other")
         token = logs.request_id.set(exchange.request_id)
         gauge = self.api.metrics.in_flight.labels(exchange.route)
@@ -83,8 +84,9 @@ class Boundary:
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         headers, settings = Headers(scope=scope), self.api.settings
         require_key(scope["path"], headers, settings.api_keys)
-        spec = self.api.specs.get(scope["path"])
-        generates = spec is not None and spec.kind is not None and scope.get("method", "GET") == spec.method
+        method = scope.get("method", "WS")
+        spec = self.api.find(method, scope["path"])
+        generates = spec is not None and spec.kind is not None and method == spec.method
         if generates:
             self.api.require_ready()
         with self.api.seats.take() if generates else nullcontext():
@@ -112,7 +114,8 @@ class Boundary:
         client_id = Headers(scope=scope).get("x-client-request-id", "")
         if CLIENT_ID.fullmatch(client_id):
             fields["client_request_id"] = client_id
-        log.info("request", extra={"fields": fields})
+        quiet = exchange.route.startswith(QUIET) and not exchange.error
+        log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, error: ToolkitError) -> None:

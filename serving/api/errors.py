@@ -36,6 +36,8 @@ class UnsupportedContent(BadRequest):
 
 def to_error(error: BaseException) -> ToolkitError:
     """Any exception as one that a client may see; what is not ours is logged and says nothing of its insides."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     if isinstance(error, ToolkitError):
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

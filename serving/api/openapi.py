@@ -36,8 +36,8 @@ def document(app: FastAPI, api: Api) -> dict[str, Any]:
     if app.openapi_schema is None:
         page = get_openapi(title=app.title, version=app.version, routes=app.routes)
         page.setdefault("components", {}).setdefault("schemas", {})["Error"] = ERROR
-        for spec in api.specs.values():
-            if spec.path in page["paths"]:
+        for spec in api.specs:
+            if spec.method != "WS" and spec.path in page["paths"]:
                 _fill(page["paths"][spec.path][spec.method.lower()], spec, api)
         app.openapi_schema = page
     return app.openapi_schema
@@ -51,12 +51,24 @@ def _fill(operation: dict[str, Any], spec: Spec, api: Api) -> None:
     operation["responses"] = {"200": {"description": "Done"}, "default": refusal}
     if not spec.encodings:
         return
-    able = [model for model in api.models.values() if spec.kind in model.card.tasks]
+    if spec.kind is None:
+        operation["requestBody"] = _content(spec, _plain_schema(spec))
+        return
+    able = [model for model in api.models.values() if api.serves(model.card, spec)]
     schema: dict[str, Any] = {"oneOf": [request_schema(spec, model) for model in able]} if able else {"type": "object"}
-    operation["requestBody"] = {
-        "required": True,
-        "content": {MIME[encoding]: {"schema": schema} for encoding in spec.encodings},
-    }
+    operation["requestBody"] = _content(spec, schema)
+
+
+def _content(spec: Spec, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {MIME[encoding]: {"schema": schema} for encoding in spec.encodings}}
+
+
+def _plain_schema(spec: Spec) -> dict[str, Any]:
+    """A body that no model has a part in."""
+    made: dict[str, Any] = spec.schema.model_json_schema() if spec.schema else {"type": "object", "properties": {}}
+    made["properties"] |= {name: {"type": "string", "format": "binary"} for name in spec.files}
+    made["required"] = [*made.get("required", ()), *(name for name, needed in spec.files.items() if needed)]
+    return made
 
 
 def request_schema(spec: Spec, model: LoadedModel) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -41,6 +42,7 @@ class Call:
     def parse(self, **set_by_route: Any) -> tuple[LoadedModel, Parsed[Any]]:
         """The loaded model and the validated fields; `set_by_route` are knobs that the route decides."""
         assert self.spec.schema is not None
+        assert issubclass(self.spec.schema, Schema)
         assert self.spec.kind is not None
         name = self.body.fields.get("model")
         if not isinstance(name, str) or not name.strip():
@@ -49,26 +51,48 @@ class Call:
         self.exchange.model = model.card.key
         knobs = knobs_of(model, self.spec.kind)
         parsed = parse(self.body.fields, self.spec.schema, knobs, text=self.body.text, **set_by_route)
-        if parsed.ignored:
-            self.exchange.headers["x-ignored-parameters"] = ", ".join(parsed.ignored)
+        self.ignore(*parsed.ignored)
         return model, parsed
+
+    def ignore(self, *names: str) -> None:
+        """Say in the response that these fields had no effect."""
+        held = self.exchange.headers.get("x-ignored-parameters")
+        if names:
+            self.exchange.headers["x-ignored-parameters"] = ", ".join([*([held] if held else []), *names])
+
+    def knobs(self) -> type[BaseModel] | None:
+        """The knobs of the named model's task, before anything is validated; None where `parse` will refuse."""
+        name = self.body.fields.get("model")
+        model = self.api.models.get(name) if isinstance(name, str) else None
+        kind = self.spec.kind
+        return knobs_of(model, kind) if model and kind and kind in model.card.tasks else None
 
     async def host(self, function: Callable[..., T], *args: Any) -> T:
         """Run media work on the pool of host threads."""
         return await asyncio.get_running_loop().run_in_executor(self.api.pool, function, *args)
 
     async def submit(
-        self, model: LoadedModel, task: Task, route: Schema, *, session: str | None = None, live: bool = False
+        self,
+        model: LoadedModel,
+        task: Task,
+        route: Schema,
+        *,
+        session: str | None = None,
+        live: bool = False,
+        part: int | None = None,
+        name: str | None = None,
     ) -> Handle:
-        """Hand the task to the engine. The seed, given or drawn, is echoed in `x-seed`; `live`: played as it comes."""
+        """Hand the task to the engine. The seed, given or drawn, is echoed in `x-seed`; `live`: played at once."""
         seed = getattr(route, "seed", None)
         seed = secrets.randbits(31) if seed is None else seed
-        self.exchange.headers["x-seed"] = str(seed)
+        self.exchange.headers.setdefault("x-seed", str(seed))
+        whole = name or self.exchange.request_id
+        name = whole if part is None else f"{whole}-{part}"
         return await self.api.engine.submit(
-            model.card.key, task, request_id=self.exchange.request_id, seed=seed, session=session, live=live
+            model.card.key, task, request_id=name, seed=seed, session=session, live=live
         )
 
-    async def outputs(self, handle: Handle) -> AsyncIterator[Output]:
+    async def outputs(self, handle: Handle) -> AsyncGenerator[Output]:
         """The handle's outputs under the phase timeouts; leaving early cancels the request."""
         limits = self.api.settings.timeouts
         phase, seconds = "the first output", limits.first_output
@@ -127,7 +151,9 @@ class Stream(Response):
     The first chunk is awaited before the status goes out, so that what fails early has a proper status.
     """
 
-    def __init__(self, chunks: AsyncIterator[bytes], media_type: str, timeout: float, fail: Fail | None = None) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes], media_type: str, timeout: float, fail: Fail | None = None
+    ) -> None:
         self.chunks, self.media_type, self.timeout, self.fail = chunks, media_type, timeout, fail
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -141,7 +167,7 @@ class Stream(Response):
         await unless_gone(receive, self._run(scope["exchange"], send))
 
     async def _run(self, exchange: Exchange, send: Send) -> None:
-        async with contextlib.aclosing(self.chunks) as chunks:  # type: ignore[type-var]
+        async with contextlib.aclosing(self.chunks) as chunks:
             first = await anext(chunks, b"")
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from serving.api.fields import Schema
 from serving.api.limits import Seats
 from serving.api.metrics import Metrics
+from serving.api.voices import VoiceStore
 from serving.core.contract import Card, LoadedModel, Packed, Task
 from serving.errors import BadRequest, EngineDead, NotFound, Overloaded, nearest
 from serving.settings import Limits, ServerSettings
@@ -71,20 +72,31 @@ class Spec:
     handler: Callable[..., Coroutine[Any, Any, Any]]
     method: Literal["GET", "POST", "DELETE", "WS"] = "GET"
     kind: str | None = None  # the task that a model must have; None: no model is used
-    schema: type[Schema] | None = None
+    schema: type[BaseModel] | None = None  # a `fields.Schema` where a model is used
     encodings: tuple[Literal["json", "form"], ...] = ()
     files: Mapping[str, bool] = field(default_factory=dict)  # file field -> required
     summary: str = ""
+    able: Callable[[type[BaseModel]], bool] = lambda knobs: True  # whether a model with these knobs can serve it
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\{\w+\}", "[^/]+", self.path))
 
     def body_limit(self, limits: Limits) -> int:
         return limits.upload_bytes if "form" in self.encodings else limits.json_bytes
 
 
-def knobs_of(model: LoadedModel, kind: str) -> type[BaseModel]:
+def knobs_of(model: LoadedModel | Card, kind: str) -> type[BaseModel]:
     """The pydantic model of a task's knobs."""
-    knobs = model.card.tasks[kind]
-    assert issubclass(knobs, BaseModel), f"{model.card.key}: the knobs of {kind} are not a pydantic model"
+    card = model if isinstance(model, Card) else model.card
+    knobs = card.tasks[kind]
+    assert issubclass(knobs, BaseModel), f"{card.key}: the knobs of {kind} are not a pydantic model"
     return knobs
+
+
+def takes(knobs: type[BaseModel]) -> frozenset[str]:
+    """Names of the inputs that a task understands, from `TAKES` of its knobs; text and nothing else by default."""
+    return frozenset(getattr(knobs, "TAKES", ("text",)))
 
 
 class Api:
@@ -96,6 +108,7 @@ class Api:
         settings: ServerSettings,
         engine: Engine,
         catalogue: Sequence[Card],
+        specs: Sequence[Spec],
     ) -> None:
         self.settings, self.engine, self.catalogue = settings, engine, catalogue
         self.models = {model.card.key: model for model in loaded}
@@ -103,8 +116,14 @@ class Api:
         self.metrics = Metrics(lambda: engine.stats())
         self.pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="media")
         self.started = int(time.time())
-        self.specs: dict[str, Spec] = {}
+        self.specs = tuple(specs)
+        self.voices = VoiceStore(settings.media.voices, settings.limits)
         self.draining = False
+
+    def find(self, method: str, path: str) -> Spec | None:
+        """The route that takes this method at this path, else any route at this path."""
+        at = [spec for spec in self.specs if spec.path == path or spec.pattern.fullmatch(path)]
+        return next((spec for spec in at if spec.method == method), at[0] if at else None)
 
     def require_ready(self) -> None:
         """Raise the 503 of an engine that takes no requests now."""
@@ -117,8 +136,7 @@ class Api:
 
     def model(self, name: str, spec: Spec) -> LoadedModel:
         """The loaded model of this name, if the route can use it. Raises 404 (no such model) or 400 (wrong task)."""
-        kind = spec.kind or ""
-        able = [key for key, model in self.models.items() if kind in model.card.tasks]
+        able = [key for key, model in self.models.items() if self.serves(model.card, spec)]
         if not able:
             raise self._unserved(spec)
         if name not in self.models:
@@ -130,10 +148,14 @@ class Api:
 
     def require_served(self, spec: Spec) -> None:
         """Raise the 404 of a route that no loaded model serves, before its body is read."""
-        if not any(spec.kind in model.card.tasks for model in self.models.values()):
+        if not any(self.serves(model.card, spec) for model in self.models.values()):
             raise self._unserved(spec)
 
+    def serves(self, card: Card, spec: Spec) -> bool:
+        """Whether a model of this card can answer this route."""
+        return spec.kind is not None and spec.kind in card.tasks and spec.able(knobs_of(card, spec.kind))
+
     def _unserved(self, spec: Spec) -> NotFound:
-        would = sorted(card.key for card in self.catalogue if spec.kind in card.tasks)
+        would = sorted(card.key for card in self.catalogue if self.serves(card, spec))
         hint = f" Start the server with one of: {', '.join(would)}." if would else ""
         return NotFound(f"No loaded model serves {spec.path}.{hint}", code="route_not_served")

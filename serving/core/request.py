@@ -50,19 +50,21 @@ class Seat:
 
 @dataclass(slots=True)
 class Outlet:
-    """One end of an edge: a buffer at another seat, or the client (`seat` is None)."""
+    """One end of an edge: a buffer at another seat, or the client (`seat` is None) of a request, in a piece."""
 
     port: str
+    request: Request
+    index: int
     seat: Seat | None = None
     buffer: StreamBuffer | None = None
     limit: int | None = None
     rate: float | None = None
 
-    def full(self, request: Request) -> bool:
+    def full(self) -> bool:
         """The producer has to wait."""
         if self.limit is None:
             return False
-        return (self.buffer.backlog if self.buffer else request.backlog) >= self.limit
+        return (self.buffer.backlog if self.buffer else self.request.backlog) >= self.limit
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from serving.capture import Runner
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
 from serving.core.request import PieceRun, Seat
+from serving.errors import SetupError
 
 
 class Group:
@@ -120,7 +121,7 @@ class NodeRun:
 class ModelRun:
     """A key being served: its graph, wiring, slots and the pieces that wait for them."""
 
-    def __init__(self, loaded: LoadedModel, capture: str) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.key = loaded.card.key
         self.graph: Graph = loaded.model.graph
@@ -128,13 +129,25 @@ class ModelRun:
         self.rows = loaded.options.rows
         self.wirings: dict[str, Wiring] = wirings(self.graph)
         self.nodes = {
-            name: NodeRun(self, node, Runner(node, capture, loaded.options.device))
+            name: NodeRun(self, node, Runner(node, loaded.options.capture, loaded.options.device))
             for name, node in self.graph.nodes.items()
         }
+        self._check_pools()
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}
         self._downstream = {name: self._targets(name) for name in self.nodes}
+
+    def _check_pools(self) -> None:
+        """Refuse a cap on concurrent requests that a pool cannot hold."""
+        for label, resource in self.graph.resources.items():
+            worst = resource.worst()
+            if worst * self.rows > resource.capacity:
+                raise SetupError(
+                    f"{self.key}: {label} holds {resource.capacity}, and a request may need {worst}: "
+                    f"max_concurrent_requests {self.rows} does not fit; at most {resource.capacity // worst} do.",
+                    param=f"resources.{label}",
+                )
 
     def estimate(self) -> None:
         """Refresh each node's time to the client from the moving averages, nearest to the client first."""

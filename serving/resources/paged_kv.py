@@ -98,6 +98,9 @@ class PagedKV(Resource):
             return self.capacity + 1
         return min(len(lanes), len(self.lanes)) * self.seqs.pages_for(units)
 
+    def worst(self) -> int:
+        return self.need(self.names, self.seqs.max_len)
+
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         """Room for `units` more tokens than each lane has stored, or nothing and False."""
         held = self._held.get(owner) or Held()

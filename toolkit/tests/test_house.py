@@ -148,3 +148,9 @@ def test_the_size_meter_passes_here_and_fails_where_it_should(tmp_path):
     report, broken = meter.measure(tmp_path)
     assert len(broken) == 3
     assert "1 files" in report
+
+
+def test_the_map_of_the_core_names_every_module():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {path.stem for path in (ROOT / "serving" / "core").glob("*.py")} - {"__init__"}
+    assert {name for name in modules if f"`{name}`" not in text} == set()

@@ -103,7 +103,7 @@ def loaded(seed=5):
     return model, recipe
 
 
-def record(folder, **about):
+def record(folder, recorder="none", **about):
     """Record the toy as its own reference; the manifest."""
     with applied(EXACT), torch.no_grad():
         model, recipe = loaded()
@@ -114,4 +114,4 @@ def record(folder, **about):
             logits = model(IDS)
         pen.outputs(logits=logits, sample=logits + 1)
         pen.values["tokens"] = logits.argmax(-1)[0].tolist()
-        return pen.write(folder, "toy", references={"toy": "1"}, recorder="none", **about)
+        return pen.write(folder, "toy", references={"toy": "1"}, recorder=recorder, **about)

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serving.api.state import Api, Spec, knobs_of
+from serving.api.state import Api, Spec, knobs_of, takes
 from serving.core.contract import PORTS, LoadedModel
 from serving.errors import NotFound, Overloaded, nearest
 
@@ -57,7 +57,8 @@ def describe(api: Api, model: LoadedModel) -> dict[str, Any]:
         "experimental": card.experimental,
         "capabilities": {
             "tasks": sorted(card.tasks),
-            "routes": sorted(spec.path for spec in api.specs.values() if spec.kind in card.tasks),
+            "routes": sorted(spec.path for spec in api.specs if api.serves(card, spec)),
+            "inputs": {kind: sorted(takes(knobs_of(card, kind))) for kind in card.tasks},
             "output_ports": {kind: sorted(PORTS.get(kind, {})) for kind in card.tasks},
             "knobs": {kind: knobs_of(model, kind).model_json_schema() for kind in card.tasks},
             "sample_rate": card.sample_rate,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import httpx
 import uvicorn
@@ -129,7 +129,7 @@ class SpeechToText(Knobs):
     prompt: str | None = None
     temperature: float = Field(0.0, ge=0, le=1)
     task: Literal["transcribe", "translate"] = "transcribe"
-    word_timestamps: bool = False
+    timestamp_granularities: tuple[Literal["word", "segment"], ...] = ("segment",)
     beam_size: int = Field(1, ge=1, le=8)
 
 
@@ -137,7 +137,63 @@ class TextOnly(Knobs):
     """A speech-to-text model without any choice."""
 
 
+class Speaking(Knobs):
+    TAKES: ClassVar = ("text", "voice")
+
+    voice: Literal["low", "high"] = "low"
+    speed: float = Field(1.0, ge=0.5, le=2.0)
+
+
+class Talking(Knobs):
+    TAKES: ClassVar = ("text", "image", "audio")
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(256, ge=1, le=1000)
+    stop: str | tuple[str, ...] | None = None
+    modalities: tuple[str, ...] = ("text",)
+    voice: Literal["low", "high"] = "low"
+
+
+class Painting(Knobs):
+    TAKES: ClassVar = ("text", "images", "mask")
+
+    width: int = Field(16, ge=8, le=64, multiple_of=8)
+    height: int = Field(16, ge=8, le=64, multiple_of=8)
+    steps: int = Field(4, ge=1, le=50)
+
+
+class Filming(Knobs):
+    TAKES: ClassVar = ("text", "images")
+
+    size: Literal["16x16", "32x16"] = "16x16"
+    num_frames: int = Field(5, ge=1, le=33)
+    fps: float = Field(8.0, gt=0, le=60)
+
+
+class Acting(Knobs):
+    TAKES: ClassVar = ("text", "audio", "images")
+
+    gain: float = Field(1.0, gt=0, le=10)
+
+
+class Voices:
+    """The part of a port that the surface asks for voices."""
+
+    def voices(self):
+        return ["low", "high"]
+
+
 CARDS = {
+    "mouth": Card("mouth", "fake", "Speaks", {"speak": Speaking}, "MIT", "recipe", sample_rate=24_000),
+    "talker": Card("talker", "fake", "Chats", {"chat": Talking}, "MIT", "recipe", sample_rate=24_000),
+    "reader": Card("reader", "fake", "Chats in text", {"chat": TextOnly}, "MIT", "recipe"),
+    "painter": Card("painter", "fake", "Paints", {"image": Painting}, "MIT", "recipe"),
+    "sketcher": Card("sketcher", "fake", "Paints from text", {"image": TextOnly}, "MIT", "recipe"),
+    "filmer": Card("filmer", "fake", "Films", {"video": Filming}, "MIT", "recipe"),
+    "actor": Card("actor", "fake", "Acts", {"generate": Acting}, "MIT", "recipe"),
+    "thinker": Card("thinker", "fake", "Acts on text", {"generate": TextOnly}, "MIT", "recipe"),
+    "mute": Card("mute", "fake", "Speaks with one voice", {"speak": TextOnly}, "MIT", "recipe", sample_rate=44_100),
     "ears": Card("ears", "fake", "Hears", {"transcribe": SpeechToText}, "Apache-2.0", "recipe"),
     "plain": Card("plain", "fake", "Hears, has no knobs", {"transcribe": TextOnly}, "Apache-2.0", "recipe"),
     "deaf": Card("deaf", "fake", "Serves another task", {"other": TextOnly}, "Apache-2.0", "recipe"),
@@ -162,7 +218,8 @@ def answer(task: Task) -> Script:
 
 
 def loaded(*keys: str) -> list[LoadedModel]:
-    return [LoadedModel(CARDS[key], Options(rows=2), model=None) for key in keys]  # type: ignore[arg-type]
+    models = {"mouth": Voices()}
+    return [LoadedModel(CARDS[key], Options(rows=2), models.get(key)) for key in keys]  # type: ignore[arg-type]
 
 
 def make_app(engine: FakeEngine | None = None, keys: Sequence[str] = ("ears", "plain", "deaf"), **settings: Any):

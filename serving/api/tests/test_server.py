@@ -34,7 +34,7 @@ async def test_models_say_what_they_can_do():
         missing = await http.get("/v1/models/eers")
     assert listed["object"] == "list"
     assert {"id", "object", "created", "owned_by"} <= set(one)
-    assert one["capabilities"]["routes"] == ["/v1/audio/transcriptions", "/v1/audio/translations"]
+    assert one["capabilities"]["routes"] == ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"]
     assert [m["id"] for m in listed["data"]] == ["ears", "plain", "deaf"]
     assert [m["capabilities"]["routes"] for m in listed["data"]][2] == []
     assert (missing.status_code, code(missing)) == (404, "model_not_found")
@@ -59,16 +59,16 @@ async def test_ready_is_503_until_the_engine_is_and_after_it_has_died(tone):
     engine = FakeEngine(answer)
     engine.start_seconds = 0.05
     app, _ = make_app(engine)
-    async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as http:
-            starting = await http.get("/health/ready")
-            early = await http.post(PATH, **form(tone))
-            await app.state.starting
-            ready = await http.get("/health/ready")
-            engine.state, engine.reason = "dead", "device lost"
-            dead = await http.get("/health/ready")
-            late = await http.post(PATH, **form(tone))
-            live_still = await http.get("/health/live")
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t")
+    async with app.router.lifespan_context(app), http:
+        starting = await http.get("/health/ready")
+        early = await http.post(PATH, **form(tone))
+        await app.state.starting
+        ready = await http.get("/health/ready")
+        engine.state, engine.reason = "dead", "device lost"
+        dead = await http.get("/health/ready")
+        late = await http.post(PATH, **form(tone))
+        live_still = await http.get("/health/live")
     assert (starting.status_code, starting.json()["status"]) == (503, "starting")
     assert (early.status_code, code(early)) == (503, "starting")
     assert ready.status_code == 200
@@ -103,7 +103,7 @@ async def test_what_the_engine_raises_becomes_a_status(tone, error, status, expe
 
 
 async def test_a_full_queue_is_refused_at_once_and_the_seats_come_back(tone):
-    app, engine = make_app(FakeEngine(lambda task: [Sleep(0.1), HI]), keys=("ears",), queue_size=1)
+    app, _engine = make_app(FakeEngine(lambda task: [Sleep(0.1), HI]), keys=("ears",), queue_size=1)
     async with client(app) as http:
         responses = await asyncio.gather(*(http.post(PATH, **form(tone)) for _ in range(5)))
         after = await http.post(PATH, **form(tone))
@@ -131,9 +131,9 @@ async def test_each_phase_has_its_timeout(tone, script, phase):
 def test_a_client_that_leaves_cancels_its_request(tone, stream):
     app, engine = make_app(FakeEngine(lambda task: [HI, Sleep(60)]))
     with live(app) as url:
-        with pytest.raises(httpx.ReadTimeout):
-            with httpx.stream("POST", url + PATH, timeout=0.3, **form(tone, stream=stream)) as response:
-                response.read()
+        leaving = httpx.stream("POST", url + PATH, timeout=0.3, **form(tone, stream=stream))
+        with pytest.raises(httpx.ReadTimeout), leaving as response:
+            response.read()
         wait_for(lambda: not engine.running)
         assert len(engine.cancelled) == 1
         wait_for(lambda: app.state.api.seats.taken == 0)

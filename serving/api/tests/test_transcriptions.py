@@ -73,7 +73,8 @@ async def test_verbose_json_has_segments_by_default_and_words_when_asked(tone):
     }  # fmt: skip
     assert "words" not in plain
     assert [w["word"] for w in full["words"]] == ["Hello", "there.", "How"]
-    assert [h.task.knobs.word_timestamps for h in engine.submitted] == [False, True]
+    asked = [handle.task.knobs.timestamp_granularities for handle in engine.submitted]
+    assert asked == [("segment",), ("word", "segment")]
 
 
 async def test_silence_is_an_empty_text_not_an_error(tone):
@@ -213,7 +214,8 @@ async def test_translation_by_a_model_that_cannot_translate(tone):
     app, _ = make_app()
     async with client(app) as http:
         response = await post(http, tone, "/v1/audio/translations", model="plain")
-    assert (response.status_code, error(response)["param"]) == (400, "model")
+    assert (response.status_code, error(response)["code"]) == (400, "unsupported_model")
+    assert "ears" in error(response)["message"]
 
 
 async def test_a_route_that_nothing_loaded_serves_says_what_would(tone):
