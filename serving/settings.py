@@ -115,13 +115,6 @@ class ServerSettings(BaseSettings):
         return (init_settings,)  # `load_settings` is the only reader of the environment
 
 
-class Capture(Section):
-    """How steps with declared buckets run; a capture that fails stops the start unless `allow_eager`."""
-
-    mode: Literal["eager", "static", "compiled", "cudagraph"] = "eager"
-    allow_eager: bool = False
-
-
 class Deployment(Section):
     """One `configs/<name>.yaml`: a registry key and how to run it."""
 
@@ -130,7 +123,7 @@ class Deployment(Section):
     profile: Literal["exact", "default", "fast"] = "default"
     device: str = "cpu"
     max_concurrent_requests: Count = 8
-    capture: Capture = Capture()
+    capture: Literal["eager", "static"] = "eager"  # steps at their exact size, or padded to declared buckets
     resources: dict[str, dict[str, Any]] = {}
     options: dict[str, Any] = {}  # the port's own
     weights: str | None = None
@@ -143,6 +136,7 @@ class Deployment(Section):
             device=self.device,
             profile=self.profile,
             numerics=self.numerics,
+            capture=self.capture,
             rows=self.max_concurrent_requests,
             weights=self.weights,
             resources=self.resources,

@@ -28,8 +28,6 @@ def deployments(keys: Sequence[str], *, experimental: bool = False, **overrides:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SetupError(f"One server holds a key once; given twice: {', '.join(twice)}.")
-    if len({one.capture for one in found}) > 1:
-        raise SetupError("The deployments of one server must have the same capture mode.")
     return found
 
 
@@ -41,7 +39,7 @@ def build(
     for one in chosen:
         progress(f"Loading {one.model} ({one.numerics}, {one.profile}, {one.device})")
         loaded.append(registry.load(one.model, one.to_options()))
-    engine = Engine(loaded, engine_settings(settings, capture=chosen[0].capture.mode))
+    engine = Engine(loaded, engine_settings(settings))
     return build_app(loaded, settings, engine, tuple(registry.cards().values()))
 
 

@@ -21,7 +21,7 @@ class TranscribeKnobs(Knobs):
     language: str | None = Field(None, description="a code or an English name; None: detect it")
     prompt: str | None = Field(None, description="text that comes before, to set style and spelling")
     temperature: Temperature = Field(0.0, description="0: greedy, and warmer where a gate rejects the result")
-    timestamp_granularities: tuple[Literal["word", "segment"], ...] = ("segment",)
+    word_timestamps: bool = Field(False, description="when each word was said")
     task: Literal["transcribe", "translate"] = "transcribe"
     prefix: str | None = Field(None, description="text that every window's transcript starts with")
     fallback_temperatures: tuple[Temperature, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -62,13 +62,9 @@ class TranscribeKnobs(Knobs):
 
     @model_validator(mode="after")
     def _together(self) -> TranscribeKnobs:
-        if self.hallucination_silence_threshold is not None and not self.words:
-            raise ValueError('hallucination_silence_threshold needs timestamp_granularities with "word"')
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise ValueError("hallucination_silence_threshold needs word_timestamps")
         return self
-
-    @property
-    def words(self) -> bool:
-        return "word" in self.timestamp_granularities
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -112,7 +112,7 @@ def sequential(job: Job) -> Steps:
                 continue
             found = cut(window, decoded.tokens, job.tokenizer)
             kept = True
-            if job.knobs.words:
+            if job.knobs.word_timestamps:
                 kept = yield from _with_words(job, window, found, story)
             seek = found.seek
             if kept:
@@ -120,8 +120,9 @@ def sequential(job: Job) -> Steps:
 
 
 def clips(job: Job) -> Iterator[tuple[int, int]]:
-    """Mel frames [start, stop) to transcribe."""
+    """Mel frames [start, stop) to transcribe, inside the sound: past its end the reference would never stop."""
     points = [round(seconds * FRAMES_PER_SECOND) for seconds in job.knobs.clip_timestamps] or [0]
+    points = [min(point, job.content) for point in points]
     if len(points) % 2:
         points.append(job.content)
     return iter(zip(points[::2], points[1::2], strict=True))
@@ -138,7 +139,7 @@ def _context(job: Job, story: Story) -> list[int]:
 
 def _tell(job: Job, story: Story, found: Cut, decoded: Decoded) -> Iterator[Emit]:
     """Hand the segments over and remember them."""
-    segments = [finished(draft, decoded, job.knobs.words) for draft in found.drafts]
+    segments = [finished(draft, decoded, job.knobs.word_timestamps) for draft in found.drafts]
     story.tokens += [token for segment in segments for token in segment.tokens]
     if not job.knobs.condition_on_previous_text or decoded.temperature > 0.5:
         story.fresh = len(story.tokens)

@@ -42,8 +42,11 @@ def tensor_hash(tensor: Tensor) -> str:
 
 def file_hash(path: Path) -> str:
     """sha256 of a file, read in blocks."""
+    total = hashlib.sha256()
     with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        while block := handle.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from parity.harness import faults, numerics
 from parity.harness.bisect import Adapter, Bisector
 from parity.harness.cases import Case, dtype_name, load_case, sampled, tensor_hash
-from parity.harness.compare import Result, compare, metric
+from parity.harness.compare import Result, compare, like, metric
 from parity.harness.ledger import Entry, Ledger, Place
 from parity.harness.schema import Rung
 from parity.harness.sources import recorder_hash
@@ -68,7 +69,7 @@ class Oracle:
             raise Stale(
                 f"{found.name} was recorded by another version of its recorder or env.toml "
                 f"({found.manifest.recorder[:12]}, now {live[:12]}); "
-                f"record it again: toolkit oracle record {family} --case {case}"
+                f"record it again: toolkit oracle record {family}/{case}"
             )
         self.stack.enter_context(numerics.applied(found.manifest.settable))
         self.record.elsewhere |= found.elsewhere()
@@ -99,11 +100,15 @@ class Check:
         assert result, str(result)
         return result
 
-    def measure(self, case: Case, tap: str, actual: Tensor, *, name: str | None = None) -> Result:
-        """As calling, but the failed result is returned instead of raised; the row is kept all the same."""
+    def measure(
+        self, case: Case, tap: str, actual: Tensor, *, name: str | None = None, squeeze: bool = False
+    ) -> Result:
+        """As calling, but a failed result is returned, not raised; the row is kept all the same."""
         entry, place = self._entry(case, name or tap, actual)
         expected, given = case[tap], actual.detach().cpu()
         row = case.entry(tap)
+        if squeeze:
+            given = like(torch.empty(row.shape, device="meta"), given)
         if row.stride > 1 and tuple(given.shape) == row.shape:
             same = tensor_hash(given) == row.sha256
             given = sampled(given.contiguous(), row.stride)
@@ -124,13 +129,18 @@ class Check:
         return result
 
     def taps(
-        self, case: Case, given: Trace | Mapping[str, Tensor], *, names: Names | None = None
+        self,
+        case: Case,
+        given: Trace | Mapping[str, Tensor],
+        *,
+        names: Names | None = None,
+        squeeze: bool = False,
     ) -> list[Result]:
         """Compare every given tap that the case knows, in execution order; fails once, after all."""
         tensors = given.tensors() if isinstance(given, Trace) else given
         known = [(tap, t) for ours, t in tensors.items() if (tap := (names or Names()).theirs(ours)) in case]
         assert known, f"{case.name}: no tap of the port has a name that the case knows"
-        results = [self.measure(case, tap, tensor) for tap, tensor in known]
+        results = [self.measure(case, tap, tensor, squeeze=squeeze) for tap, tensor in known]
         bad = [result for result in results if not result]
         assert not bad, self._table(bad, len(results))
         return results
@@ -144,13 +154,12 @@ class Check:
         rules: Sequence[tuple[str, str]] = (),
         prefix: str = "",
         adapters: Mapping[str, Adapter] | None = None,
+        squeeze: bool = False,
     ) -> list[Result]:
-        """Run a network under taps and compare them all. With `--parity-bisect` a failure says which layer
-        is wrong.
-        """
-        bisector = Bisector(case, module, Names(rules), prefix, adapters or {}, self._by(case))
+        """Run a network under taps and compare them all; with `--parity-bisect` a failure names the wrong layer."""
+        bisector = Bisector(case, module, Names(rules), prefix, adapters or {}, self._by(case, squeeze))
         try:
-            return self.taps(case, bisector.trace(run), names=bisector.names)
+            return self.taps(case, bisector.trace(run), names=bisector.names, squeeze=squeeze)
         except AssertionError as failed:
             hint = "add --parity-bisect to tell layers that are wrong from layers that inherit"
             raise AssertionError(f"{failed}\n{bisector.run(run) if self.bisecting else hint}") from None
@@ -177,11 +186,11 @@ class Check:
         assert not caught, f"said to be invisible, but caught: {caught}"
         assert planted, "no fault of the catalogue fits this network: plant one of your own"
 
-    def _by(self, case: Case) -> Callable[[str, Tensor, Tensor], Result]:
+    def _by(self, case: Case, squeeze: bool) -> Callable[[str, Tensor, Tensor], Result]:
         def by(tap: str, expected: Tensor, actual: Tensor) -> Result:
             entry, _ = self._entry(case, tap, actual)
             rule = entry.gate(portable=bool(self.record.elsewhere)) if entry else ("max_abs", 0.0)
-            return compare(expected, actual, *rule)
+            return compare(expected, like(expected, actual) if squeeze else actual, *rule)
 
         return by
 
@@ -225,9 +234,7 @@ class Check:
 
 def _entry_columns(entry: Entry | None, result: Result) -> dict[str, Any]:
     """The columns of a row that come from the result and from its entry."""
-    columns: dict[str, Any] = {
-        name: getattr(result, name) for name in ("metric", "better", "observed", "passing")
-    }
+    columns: dict[str, Any] = {name: getattr(result, name) for name in ("metric", "better", "observed", "passing")}
     if entry is None:
         return {**columns, "bound": None, "entry": None}
     slack = metric(result.metric).slack(result.observed, result.bound) if result else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal
@@ -142,12 +142,13 @@ def _gap(expected: Tensor, actual: Tensor) -> Tensor:
     return torch.where(same, 0.0, torch.nan_to_num((a - b).abs(), nan=math.inf, posinf=math.inf))
 
 
-def _at_worst(values: Tensor, detail: str = "") -> Measure:
-    """The largest of per-element badness."""
+def _at_worst(values: Tensor) -> Measure:
+    """The largest of per-element badness, and where it is; nowhere if it is 0."""
     if not values.numel():
         return Measure(0.0)
     flat = int(values.reshape(-1).argmax())
-    return Measure(float(values.reshape(-1)[flat]), _index(flat, tuple(values.shape)), detail)
+    worst = float(values.reshape(-1)[flat])
+    return Measure(worst, _index(flat, tuple(values.shape)) if worst != 0.0 else None)
 
 
 def exact(expected: Tensor, actual: Tensor) -> Measure:
@@ -280,6 +281,15 @@ def compare(expected: Tensor, actual: Tensor, by: str = "max_abs", bound: float 
         expected=_value(expected, found.worst),
         actual=_value(actual, found.worst),
     )
+
+
+def like(expected: Tensor, actual: Tensor) -> Tensor:
+    """`actual` in the shape of `expected` if they differ only in dimensions of size 1: a packed batch of one, say."""
+
+    def core(shape: Iterable[int]) -> list[int]:
+        return [size for size in shape if size != 1]
+
+    return actual.reshape(expected.shape) if core(actual.shape) == core(expected.shape) else actual
 
 
 def profile(expected: Tensor, actual: Tensor) -> Mapping[str, float]:

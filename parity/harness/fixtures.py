@@ -98,9 +98,7 @@ def _asked(config: pytest.Config, hook: str, key: str, options: dict[str, Any]) 
 
 
 @pytest.fixture
-def port(
-    request: pytest.FixtureRequest, parity_record: Record, parity_loaded: dict[Any, Any]
-) -> Callable[..., Any]:
+def port(request: pytest.FixtureRequest, parity_record: Record, parity_loaded: dict[Any, Any]) -> Callable[..., Any]:
     """`port(key, **options)`: the loaded model, by the project's `pytest_parity_load`."""
 
     def load(key: str, **options: Any) -> Any:
@@ -124,9 +122,7 @@ def served(
         parity_record.keys.append(key)
         identity = (key, repr(sorted(options.items())))
         if identity not in running:
-            running[identity] = stack.enter_context(
-                _asked(request.config, "pytest_parity_serve", key, options)
-            )
+            running[identity] = stack.enter_context(_asked(request.config, "pytest_parity_serve", key, options))
         return running[identity]
 
     return serve

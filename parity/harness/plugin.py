@@ -93,11 +93,7 @@ def pytest_runtest_makereport(
     report = yield
     record = item.stash.get(RECORD, None)
     ended = report.when == "call" or (report.when == "setup" and not report.passed)
-    if (
-        record is None
-        or not ended
-        or (report.skipped and not isinstance(call.excinfo and call.excinfo.value, NotRun))
-    ):
+    if record is None or not ended or (report.skipped and not isinstance(call.excinfo and call.excinfo.value, NotRun)):
         return report
     state, reason = _state(report, call.excinfo.value if call.excinfo else None, record)
     if state == "not-run":

@@ -70,6 +70,7 @@ def parse(
     for name in given:
         if name not in openai and (name not in own or name in reserved):
             raise unknown(name, (set(openai) | set(own)) - reserved)
+    given = {name: value for name, value in given.items() if not _refused(name, value, openai.get(name), data)}
     if text:
         given = {name: _from_text(value, openai.get(name) or own[name]) for name, value in given.items()}
     names = openai.keys() | own.keys()
@@ -79,17 +80,31 @@ def parse(
     return Parsed(route, check(knobs, {**mine, **extra}, text=text, known=names), ignored)
 
 
+def _refused(name: str, value: Any, info: FieldInfo | None, data: Mapping[str, Any]) -> bool:
+    """Whether a field is one that no model honours, given as OpenAI's default; any other value of it raises."""
+    if info is None or owner(info) is not Own.REFUSED:
+        return False
+    default = info.get_default(call_default_factory=True)
+    if value not in (default, json.dumps(default), [*default] if isinstance(default, tuple) else default):
+        raise _unsupported(name, data.get("model"))
+    return True
+
+
+def _unsupported(name: str, model: object) -> BadRequest:
+    message = f'"{name}" is not supported by model "{model}"; leave it out.'
+    return BadRequest(message, param=name, code="unsupported_parameter")
+
+
 def _without_effect(route: Schema, given: Mapping[str, Any], knobs: Mapping[str, FieldInfo]) -> Iterator[str]:
     """Given fields that change nothing; raises for those whose neglect would change the answer."""
     for name, info in type(route).model_fields.items():
         mark = owner(info)
-        if name not in given or mark is Own.ROUTE or (name in knobs and mark is not Own.REFUSED):
+        if name not in given or mark is Own.ROUTE or name in knobs:
             continue
         if mark in {Own.HINT, Own.IGNORED}:
             yield name
         elif getattr(route, name) != info.get_default(call_default_factory=True):
-            message = f'"{name}" is not supported by model "{route.model}"; leave it out.'
-            raise BadRequest(message, param=name, code="unsupported_parameter")
+            raise _unsupported(name, route.model)
 
 
 def _from_text(value: Any, info: FieldInfo) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,7 +92,7 @@ class Call:
             model.card.key, task, request_id=name, seed=seed, session=session, live=live
         )
 
-    async def outputs(self, handle: Handle) -> AsyncIterator[Output]:
+    async def outputs(self, handle: Handle) -> AsyncGenerator[Output]:
         """The handle's outputs under the phase timeouts; leaving early cancels the request."""
         limits = self.api.settings.timeouts
         phase, seconds = "the first output", limits.first_output
@@ -151,7 +151,9 @@ class Stream(Response):
     The first chunk is awaited before the status goes out, so that what fails early has a proper status.
     """
 
-    def __init__(self, chunks: AsyncIterator[bytes], media_type: str, timeout: float, fail: Fail | None = None) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes], media_type: str, timeout: float, fail: Fail | None = None
+    ) -> None:
         self.chunks, self.media_type, self.timeout, self.fail = chunks, media_type, timeout, fail
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -165,7 +167,7 @@ class Stream(Response):
         await unless_gone(receive, self._run(scope["exchange"], send))
 
     async def _run(self, exchange: Exchange, send: Send) -> None:
-        async with contextlib.aclosing(self.chunks) as chunks:  # type: ignore[type-var]
+        async with contextlib.aclosing(self.chunks) as chunks:
             first = await anext(chunks, b"")
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:

@@ -361,6 +361,7 @@ class Options:
     device: str = "cpu"
     profile: str = "exact"  # "exact" | "default" | "fast"
     numerics: str = "fast"  # "invariant" | "fast"
+    capture: str = "eager"  # "eager" | "static"
     rows: int = 8  # max_concurrent_requests: sizes tables and pools
     weights: str | None = None  # a path instead of the registry's source
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

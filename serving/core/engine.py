@@ -19,8 +19,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
 from typing import Any, TypeVar
 
+from serving import numerics
 from serving.core.contract import LoadedModel, Packed, Task
-from serving.core.handoff import End, Handle, Outbox, call
+from serving.core.handoff import Handle, Outbox, call
 from serving.core.lanes import Lane
 from serving.core.lifecycle import Requests
 from serving.core.request import Request, advance
@@ -28,8 +29,8 @@ from serving.core.routing import Router
 from serving.core.runtime import ModelRun
 from serving.core.scheduler import Hold, Rules, plan
 from serving.core.settling import Settler
-from serving.core.step import Enter, Step, warm
-from serving.errors import EngineDead, NotFound, Overloaded, SetupError, nearest
+from serving.core.step import Step, warm
+from serving.errors import EngineDead, NotFound, Overloaded, SetupError, ToolkitError, nearest
 
 T = TypeVar("T")
 
@@ -38,7 +39,6 @@ T = TypeVar("T")
 class EngineSettings:
     """What a deployment sets of the engine."""
 
-    capture: str = "eager"
     queue: int = 256  # requests that may wait; one more is refused at once
     lanes: int = 1
     threads: int | None = None  # torch threads a lane; None: leave as it is
@@ -69,16 +69,14 @@ class Engine:
         self,
         loaded: Sequence[LoadedModel],
         settings: EngineSettings | None = None,
-        enter: Enter | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.models = {one.card.key: ModelRun(one, self.settings.capture) for one in loaded}
+        self.models = {one.card.key: ModelRun(one) for one in loaded}
         self.state = "starting"
         self.reason: str | None = None
         self.traces: deque[Trace] = deque(maxlen=4096)
         self._clock = clock
-        self._enter = enter or _plain
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
         self._router = Router(self._outbox, clock)
@@ -93,8 +91,12 @@ class Engine:
 
     async def start(self) -> None:
         """Prove the numerics, run every bucket once, start the threads; ready when this returns."""
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare)
         self._lanes = [Lane(f"lane-{i}", self.settings.threads) for i in range(self.settings.lanes)]
+        try:
+            await asyncio.wrap_future(self._lanes[0].call(self._prepare))
+        except ToolkitError as error:
+            self.state, self.reason = "dead", error.message
+            raise
         self._thread.start()
         await self.ask(lambda: None)
         self.state = "ready"
@@ -192,9 +194,13 @@ class Engine:
         }
 
     def _prepare(self) -> None:
+        """On a lane, whose threads it proves the numerics for."""
         for model in self.models.values():
+            options, modules = model.loaded.options, model.loaded.model.modules
+            numerics.prepare(modules, options.numerics, options.device)
+            numerics.probe(modules, options.numerics)
             for node in model.nodes.values():
-                warm(node, self._enter)
+                warm(node)
 
     def _admissible(self, key: str, request_id: str) -> ModelRun:
         if key not in self.models:
@@ -318,7 +324,7 @@ class Engine:
         step.lane = lane
         lane.depth += 1
         lane.steps.append(step)
-        lane.submit(lambda: step.run(self._enter, self._done))
+        lane.submit(lambda: step.run(self._done))
 
     def _done(self, step: Step) -> None:
         """On the lane: the step has run."""
@@ -345,16 +351,3 @@ def _answer(future: asyncio.Future[Any], value: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-class _plain:
-    """Numerics left as they are."""
-
-    def __init__(self, _: object) -> None: ...
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-__all__ = ["End", "Engine", "EngineSettings", "Trace"]

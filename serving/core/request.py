@@ -50,19 +50,21 @@ class Seat:
 
 @dataclass(slots=True)
 class Outlet:
-    """One end of an edge: a buffer at another seat, or the client (`seat` is None)."""
+    """One end of an edge: a buffer at another seat, or the client (`seat` is None) of a request, in a piece."""
 
     port: str
+    request: Request
+    index: int
     seat: Seat | None = None
     buffer: StreamBuffer | None = None
     limit: int | None = None
     rate: float | None = None
 
-    def full(self, request: Request) -> bool:
+    def full(self) -> bool:
         """The producer has to wait."""
         if self.limit is None:
             return False
-        return (self.buffer.backlog if self.buffer else request.backlog) >= self.limit
+        return (self.buffer.backlog if self.buffer else self.request.backlog) >= self.limit
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class Request:
     arrived: float
     session: str | None = None
     live: bool = False  # played as it is made: outputs have due times
+    spoken: bool = False  # a client stream of it is open: its frames come in real time
     in_flight: int = 1
     steps: Steps | None = None
     advancing: bool = False  # the generator runs in a host pool
@@ -119,8 +122,8 @@ class Request:
 
     @property
     def clocked(self) -> bool:
-        """Its next output has a time at which it is played."""
-        return self.live and self.first_output is not None
+        """Its next output has a time at which it is played, or its input comes as it is spoken."""
+        return self.live and (self.first_output is not None or self.spoken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,11 @@ class Router:
     def _outlet(self, piece: PieceRun, name: str, edge: Edge) -> Outlet:
         target, port = split(edge.target)
         if target == CLIENT:
-            return Outlet(port, limit=edge.limit, rate=edge.rate)
+            return Outlet(port, piece.request, piece.index, limit=edge.limit, rate=edge.rate)
         buffer = StreamBuffer(edge)
         buffer.producer = piece.seats[name]
         piece.seats[target].inputs[port] = buffer
-        return Outlet(port, piece.seats[target], buffer, edge.limit)
+        return Outlet(port, piece.request, piece.index, piece.seats[target], buffer, edge.limit)
 
     def _buffer(self, piece: PieceRun, target: str) -> StreamBuffer:
         """The stream a piece's input goes to; one with no edge of its own is given whole."""
@@ -80,7 +80,7 @@ class Router:
                     seat.piece.lengths += count
                 for outlet in seat.outputs.get(port, ()):
                     if outlet.buffer is None:
-                        self.deliver(seat.piece.request, seat.piece.index, outlet, own, count)
+                        self.deliver(outlet, own, count)
                     else:
                         outlet.buffer.write(own, count)
                         self.woken.append(outlet.seat)  # type: ignore[arg-type]
@@ -104,8 +104,9 @@ class Router:
         if producer is not None and producer.blocked and not buffer.full():
             self.freed.append(producer)
 
-    def deliver(self, request: Request, index: int, outlet: Outlet, values: Any, count: int) -> None:
+    def deliver(self, outlet: Outlet, values: Any, count: int) -> None:
         """Items for the client, now or when the pieces before them are complete."""
+        request = outlet.request
         if request.closed:
             return
         if request.first_output is None:
@@ -114,14 +115,16 @@ class Router:
             request.played += count / outlet.rate
         request.backlog += count
         event = (outlet.port, values, count)
-        if index == request.head:
-            self._outbox.add(request, event)
+        if outlet.index != request.head:
+            request.held.setdefault(outlet.index, deque()).append(event)
+        elif request.events:
+            request.events.append(event)
         else:
-            request.held.setdefault(index, deque()).append(event)
+            self._outbox.add(request, event)
 
     def emitted(self, request: Request, index: int, emit: Emit) -> None:
         """Items that a generator made, which are a part of their own."""
-        self.deliver(request, index, Outlet(emit.port), emit.items.values, int(emit.items.lengths.sum()))
+        self.deliver(Outlet(emit.port, request, index), emit.items.values, int(emit.items.lengths.sum()))
         self.completed(request, index)
 
     def completed(self, request: Request, index: int) -> None:

@@ -52,8 +52,7 @@ class Settler:
 
     def queue(self, seat: Seat) -> None:
         """The seat's offer may be planned, unless whoever takes its output is full."""
-        request = seat.piece.request
-        if seat.node.limited and any(o.full(request) for outlets in seat.outputs.values() for o in outlets):
+        if seat.node.limited and any(outlet.full() for outlets in seat.outputs.values() for outlet in outlets):
             seat.blocked = True
             return
         seat.node.enqueue(seat)
@@ -97,6 +96,7 @@ class Settler:
         step.node.inflight.remove(step)
         if step.error is None:
             step.node.took(seconds)
+            step.node.model.estimate()
             try:
                 settled = step.node.node.settle(step.batch, step.outputs)
             except Exception as error:
@@ -104,15 +104,20 @@ class Settler:
         if step.error is not None:
             self._failed(step)
             return
-        void = [seat.done for seat in step.seats]
+        seats = step.seats
+        void = [seat.done for seat in seats]
         self._commit(step, settled.kept, void)
         for port, items in settled.emits.items():
-            self._router.emit(step.seats, port, items, void)
+            self._router.emit(seats, port, items, void)
         for buffer, _ in step.takes:
             self._router.drained(buffer)
-        for seat in step.seats:
+        steady = not settled.verdicts.any()  # all AGAIN
+        for seat in seats:
             seat.inflight -= 1
-        for seat, verdict in zip(step.seats, settled.verdicts.tolist(), strict=True):
+            steady = steady and seat.queued
+        if steady and not any(void):
+            return
+        for seat, verdict in zip(seats, settled.verdicts.tolist(), strict=True):
             if verdict != AGAIN or seat.done or not seat.queued:
                 self._verdict(seat, verdict)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,8 +16,7 @@ from serving.core.contract import Batch, Chunk, Packed, Row
 from serving.core.request import Seat
 from serving.core.runtime import NodeRun
 from serving.core.scheduler import Plan
-
-Enter = Callable[[Mapping[str, Any]], AbstractContextManager[None]]
+from serving.precision import entered
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class Skipped(Exception):
     """A step of the same node before this one failed, so this one did not run."""
 
 
-def warm(node: NodeRun, enter: Enter) -> None:
+def warm(node: NodeRun) -> None:
     """Run every bucket of a node on both its buffer sets, with sinks alone."""
     empty = np.zeros(0, np.int64)
     for rows, units in node.runner.buckets:
@@ -45,7 +43,7 @@ def warm(node: NodeRun, enter: Enter) -> None:
             for label, resource, write in node.uses:
                 batch.use[label] = resource.plan(batch, write=write)
             node.node.stage(batch)
-            with torch.inference_mode(), enter(node.node.numerics):
+            with torch.inference_mode(), entered(node.node.numerics):
                 node.node.launch(batch)
             for _, resource, write in node.uses:
                 if write:
@@ -138,13 +136,13 @@ class Step:
         self.takes.append((buffer, buffer.state()))
         return buffer.take(chunk, units if units < offer.units else None)
 
-    def run(self, enter: Enter, done: Callable[[Step], None]) -> None:
+    def run(self, done: Callable[[Step], None]) -> None:
         """On a lane: launch, bring host ports to the host, report. Nothing is raised."""
         try:
             if self.previous is not None and self.previous.error is not None:
                 raise Skipped
             self.began = perf_counter()
-            with torch.inference_mode(), enter(self.node.node.numerics):
+            with torch.inference_mode(), entered(self.node.node.numerics):
                 outputs = self.node.node.launch(self.batch)
                 self.outputs = {name: self._place(name, value) for name, value in outputs.items()}
         except BaseException as error:  # NOTE: a lane outlives every error; the engine decides what it means

@@ -65,7 +65,7 @@ def test_a_deployment_becomes_options(tmp_path):
     ("text", "message"),
     [
         ("model: toy\nnumeric: fast", 'Unknown parameter "numeric". Did you mean "numerics"'),
-        ("model: toy\ncapture: {mod: static}", 'Did you mean "mode"'),
+        ("model: toy\ncapture: statik", 'Did you mean "static"'),
         ("model: toy\nnumerics: fats", 'Did you mean "fast"'),
         ("model: toy\nmax_concurrent_requests: 0", "must be at least 1, got 0"),
         ("numerics: fast", 'You must provide "model"'),

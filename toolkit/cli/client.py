@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,6 +45,8 @@ def transcribe(
 
       toolkit transcribe talk.flac --url http://127.0.0.1:8000
     """
+    import asyncio
+
     from serving.errors import nearest
 
     if fmt not in FORMATS:
@@ -88,6 +89,8 @@ def speak(
 
       toolkit speak "Good morning." --voice af_heart --speed 0.9 -o hello.mp3 --url http://127.0.0.1:8000
     """
+    import asyncio
+
     from serving.errors import nearest
 
     fmt = SUFFIXES.get(output.suffix.lower())

@@ -5,9 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
-from naive import Naive
 
 from models.registry import cards, load
+from models.toy.tests.naive import Naive
 from serving.core.contract import Options, Packed, Task
 from serving.core.engine import Engine, EngineSettings
 from serving.errors import BadRequest, Busy, Cancelled, Overloaded, SetupError
@@ -29,8 +29,8 @@ class Bench:
     """An engine over the toy, and what a client does with it."""
 
     def __init__(self, capture="eager", numerics="invariant", rows=8, model=None, resources=None, **settings):
-        options = Options(rows=rows, numerics=numerics, model=model or {}, resources=resources or {})
-        self.engine = Engine([load("toy", options)], EngineSettings(capture=capture, **settings))
+        options = Options(rows=rows, numerics=numerics, capture=capture, model=model or {}, resources=resources or {})
+        self.engine = Engine([load("toy", options)], EngineSettings(**settings))
 
     async def __aenter__(self):
         await self.engine.start()

@@ -17,7 +17,7 @@ PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\
 
 
 def dimensions(multilingual: bool, **changes: int) -> ModelDimensions:
-    """Two layers of two heads of 64, the real vocabulary and the real window."""
+    """Two layers of two heads of 64, the real vocabulary and window, transcripts of at most 48 tokens."""
     sizes = {
         "n_mels": 80,
         "n_audio_ctx": 1500,
@@ -25,7 +25,7 @@ def dimensions(multilingual: bool, **changes: int) -> ModelDimensions:
         "n_audio_head": 2,
         "n_audio_layer": 2,
         "n_vocab": 51_865 if multilingual else 51_864,
-        "n_text_ctx": 448,
+        "n_text_ctx": 96,
         "n_text_state": 128,
         "n_text_head": 2,
         "n_text_layer": 2,

@@ -133,9 +133,7 @@ def test_a_changed_recorder_makes_the_case_stale_and_a_reformatted_one_does_not(
     recorder.write_text("CASES = {'tiny': {'width': 8}}\n")
     done = run(project, "--parity-report", "parity.json", "--junitxml", "junit.xml")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(
-        ["*STALE test_toy.py::test_toy_logits: toy/tiny was recorded by another*", "*1 stale*"]
-    )
+    done.stdout.fnmatch_lines(["*STALE test_toy.py::test_toy_logits: toy/tiny was recorded by another*", "*1 stale*"])
     assert report(project).summary["stale"] == 1
     assert properties(project)["parity_state"] == "stale"
 
@@ -274,6 +272,18 @@ def test_option_bisect_names_the_layer(project):
     )
 
 
+def test_a_packed_batch_of_one_is_compared_where_the_suite_says_so(project):
+    suite(
+        project,
+        "@pytest.mark.parametrize('squeeze', [True, False])\n"
+        "def test_toy_packed(oracle, check, squeeze):\n    case = oracle('toy', 'tiny')\n"
+        "    check(case, 'logits', case['logits'][0], squeeze=squeeze)\n",
+    )
+    done = run(project)
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["*shapes differ: expected [[]1, 6, 20[]], got [[]6, 20[]]*"])
+
+
 def test_controls_demand_that_the_gate_catches_every_fault(project):
     ledger(project, entry() + entry("toy*"))
     suite(
@@ -297,9 +307,7 @@ def test_toy_controls(oracle, check, bound):
 
 
 def test_one_number_is_held_to_the_ledger_too(project):
-    text = (
-        entry("wer").replace("bound = 0.0\n", 'metric = "wer"\nbound = 0.05\n').replace("float32", "float64")
-    )
+    text = entry("wer").replace("bound = 0.0\n", 'metric = "wer"\nbound = 0.05\n').replace("float32", "float64")
     ledger(project, entry() + text.replace("portable = 0.0001\n", ""))
     suite(
         project,

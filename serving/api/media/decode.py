@@ -6,19 +6,18 @@ libsndfile reads WAV, FLAC, OGG (Vorbis, Opus), MP3, AIFF, AU and CAF. M4A, MP4,
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 import soundfile
 
+from serving.api.media.optional import pyav
 from serving.core.contract import Audio
 from serving.errors import BadRequest, TooLarge
 from serving.settings import Limits
 
 BLOCK = 1 << 16  # frames read at a time
-MEDIA_HINT = "pip install 'multimodal-toolkit[media]'"
 UNKNOWN_LENGTH = (1 << 63) - 1  # what libsndfile says of a FLAC stream whose header has no length
 MP3_SLACK = 2304  # frames: without a table libsndfile estimates an MP3's length, tags included
 
@@ -112,11 +111,7 @@ def _needs_av(head: bytes) -> bool:
 
 
 def _read_av(file: BinaryIO, param: str) -> Iterator[tuple[Block, int]]:
-    if importlib.util.find_spec("av") is None:
-        message = f'"{param}" is M4A, MP4, AAC or WebM, which this server needs PyAV to read: {MEDIA_HINT}'
-        raise BadRequest(message, param=param, code="unsupported_media")
-    import av
-
+    av = pyav(f'"{param}" is M4A, MP4, AAC or WebM, which', param)
     try:
         with av.open(file) as container:
             if not container.streams.audio:

@@ -6,7 +6,6 @@ cannot do (a rate that Opus lacks, AAC without PyAV) is refused before anything 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import struct
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import soundfile
 
-from serving.api.media.decode import MEDIA_HINT
 from serving.api.media.mp3 import frame_bytes
+from serving.api.media.optional import pyav
 from serving.errors import BadRequest, nearest
 
 MEDIA_TYPES = {
@@ -33,10 +32,18 @@ LIVE = 0xFFFFFFFF
 
 
 class Encoder(Protocol):
-    """Chunks of float32 [T] in, bytes out; `close` gives what is left, once."""
+    """Chunks of float32 [T] in, bytes out; `close` gives what is left, once; `discard` ends it at any time."""
 
     def push(self, samples: np.ndarray) -> bytes: ...
     def close(self) -> bytes: ...
+    def discard(self) -> None: ...
+
+
+class Plain:
+    """An encoder that holds nothing which must be given back."""
+
+    def discard(self) -> None:
+        pass
 
 
 def encoder(fmt: str, rate: int, *, live: bool) -> Encoder:
@@ -53,9 +60,8 @@ def check_format(fmt: str, rate: int, param: str = "response_format") -> None:
     if rates and rate not in rates:
         message = f'"{fmt}" cannot carry this model\'s {rate} Hz. Formats that can: flac, pcm, wav.'
         raise BadRequest(message, param=param, code="unsupported_format")
-    if fmt == "aac" and importlib.util.find_spec("av") is None:
-        message = f'"aac" needs PyAV on the server: {MEDIA_HINT}. Formats without it: flac, mp3, opus, pcm, wav.'
-        raise BadRequest(message, param=param, code="unsupported_format")
+    if fmt == "aac":
+        pyav('"aac"', param)
 
 
 def encode(fmt: str, rate: int, samples: np.ndarray) -> bytes:
@@ -94,7 +100,7 @@ def wav_header(rate: int, data_bytes: int) -> bytes:
     )
 
 
-class Pcm:
+class Pcm(Plain):
     """Raw little-endian 16-bit samples."""
 
     def __init__(self, rate: int, live: bool) -> None:
@@ -107,7 +113,7 @@ class Pcm:
         return b""
 
 
-class Wav:
+class Wav(Plain):
     def __init__(self, rate: int, live: bool) -> None:
         self._rate, self._held = rate, None if live else bytearray()
         self._header = wav_header(rate, LIVE) if live else b""
@@ -155,6 +161,9 @@ class Container:
         self._file.close()
         return self._sink.take() if self._live else self._sink.getvalue()
 
+    def discard(self) -> None:
+        self._file.close()  # the library writes to the sink when it closes, so not when both are collected
+
 
 class Mp3(Container):
     """Constant rate, so that players without a table of contents know times; a live stream has no table at all."""
@@ -185,10 +194,8 @@ class Aac:
     """ADTS frames through PyAV."""
 
     def __init__(self, rate: int, live: bool) -> None:
-        import av
-
-        self._av, self._sink = av, Sink()
-        self._out = av.open(self._sink, "w", format="adts")
+        self._av, self._sink = pyav('"aac"', "response_format"), Sink()
+        self._out = self._av.open(self._sink, "w", format="adts")
         self._stream = self._out.add_stream("aac", rate=rate, layout="mono")
 
     def push(self, samples: np.ndarray) -> bytes:
@@ -201,6 +208,9 @@ class Aac:
         self._out.mux(self._stream.encode(None))
         self._out.close()
         return self._sink.take()
+
+    def discard(self) -> None:
+        self._out.close()
 
 
 def _container(container: str, subtype: str) -> Callable[[int, bool], Encoder]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import importlib.util
 import io
 import re
 from fractions import Fraction
@@ -13,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from serving.api.media.decode import MEDIA_HINT
+from serving.api.media.optional import pyav
 from serving.errors import BadRequest, TooLarge
 from serving.settings import Limits
 
@@ -67,9 +66,8 @@ def encode_image(pixels: np.ndarray, fmt: str, quality: int) -> bytes:
 
 
 def check_video_format(fmt: str) -> None:
-    if fmt == "mp4" and importlib.util.find_spec("av") is None:
-        message = f'"mp4" needs PyAV on the server: {MEDIA_HINT}. Formats without it: gif, webp.'
-        raise BadRequest(message, param="output_format", code="unsupported_format")
+    if fmt == "mp4":
+        pyav('"mp4" (unlike "webp" and "gif")', "output_format")
 
 
 def encode_video(frames: np.ndarray, fps: float, fmt: str) -> bytes:
@@ -84,8 +82,7 @@ def encode_video(frames: np.ndarray, fps: float, fmt: str) -> bytes:
 
 
 def _encode_mp4(frames: np.ndarray, fps: float) -> bytes:
-    import av
-
+    av = pyav('"mp4"', "output_format")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as out:
         stream = out.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))

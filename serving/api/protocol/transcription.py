@@ -27,7 +27,7 @@ class Transcription(Translation):
     """Fields of OpenAI's transcription form, the file aside."""
 
     language: Annotated[str | None, Field(min_length=1, max_length=32), Own.MODEL] = None
-    timestamp_granularities: tuple[Granularity, ...] = ("segment",)
+    timestamp_granularities: Annotated[tuple[Granularity, ...], Own.MODEL] = ("segment",)
     stream: bool = False
     chunking_strategy: Annotated[str | dict[str, Any] | None, Own.HINT] = None
     include: Annotated[tuple[str, ...], Own.REFUSED] = ()

@@ -7,7 +7,8 @@ import base64
 import io
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,19 +177,20 @@ def _audio(call: Call, data: bytes) -> dict[str, Any]:
     return {"id": identifier, "data": base64.b64encode(data).decode(), "expires_at": int(time.time())}
 
 
-async def _streamed(call: Call, handle: Handle, route: Chat, shapes: Shapes) -> AsyncIterator[bytes]:
+async def _streamed(call: Call, handle: Handle, route: Chat, shapes: Shapes) -> AsyncGenerator[bytes]:
     answer = Answer()
     started = False
-    async for output in call.outputs(handle):
-        if not started:
-            started = True
-            yield sse.event(shapes.chunk({"role": "assistant", "content": ""}))
-        if output.port == "info":
-            answer.info.update(output.value)
-        elif output.port == "text" and output.value:
-            yield sse.event(shapes.chunk({"content": output.value}))
-        elif output.port == "audio" and len(output.value):
-            yield sse.event(shapes.chunk({"audio": _audio(call, to_pcm16(output.value))}))
+    async with aclosing(call.outputs(handle)) as outputs:
+        async for output in outputs:
+            if not started:
+                started = True
+                yield sse.event(shapes.chunk({"role": "assistant", "content": ""}))
+            if output.port == "info":
+                answer.info.update(output.value)
+            elif output.port == "text" and output.value:
+                yield sse.event(shapes.chunk({"content": output.value}))
+            elif output.port == "audio" and len(output.value):
+                yield sse.event(shapes.chunk({"audio": _audio(call, to_pcm16(output.value))}))
     yield sse.event(shapes.chunk({}, answer.info.get("finish_reason", "stop")))
     if route.stream_options.include_usage:
         yield sse.event(shapes.tokens(usage(answer.info)))

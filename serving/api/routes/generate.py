@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -73,9 +74,10 @@ async def _inputs(call: Call, model: LoadedModel, route: Generate) -> dict[str, 
     return inputs
 
 
-async def _lines(call: Call, handle: Handle) -> AsyncIterator[bytes]:
-    async for output in call.outputs(handle):
-        yield line({"type": "output", "port": output.port, "data": to_json(output.value)})
+async def _lines(call: Call, handle: Handle) -> AsyncGenerator[bytes]:
+    async with aclosing(call.outputs(handle)) as outputs:
+        async for output in outputs:
+            yield line({"type": "output", "port": output.port, "data": to_json(output.value)})
     yield line({"type": "done"})
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,34 +33,40 @@ class Said:
     rate: int
     info: dict[str, Any] = field(default_factory=dict)
 
-    async def sound(self) -> AsyncIterator[np.ndarray]:
+    async def sound(self) -> AsyncGenerator[np.ndarray]:
         """Chunks of float32 [T] that hold something. Raises when the model made no sound at all."""
         empty = True
-        async for output in self.call.outputs(self.handle):
-            if output.port == "audio" and len(output.value):
-                empty = False
-                yield output.value
-            elif output.port == "info":
-                self.info.update(output.value)
+        async with aclosing(self.call.outputs(self.handle)) as outputs:
+            async for output in outputs:
+                if output.port == "audio" and len(output.value):
+                    empty = False
+                    yield output.value
+                elif output.port == "info":
+                    self.info.update(output.value)
         if empty:
             raise ToolkitError("The model made no sound for this input.", code="no_output")
 
-    async def encoded(self) -> AsyncIterator[bytes]:
+    async def encoded(self) -> AsyncGenerator[bytes]:
         """A live file, as its sound is made."""
         exchange = self.call.exchange
         playing = Playing(self.call.api.metrics, (exchange.route, exchange.model), exchange.arrived)
         made = encoder(self.route.response_format, self.rate, live=True)
-        async for samples in self.sound():
-            data = await self.call.host(made.push, samples)
-            playing.chunk(len(samples) / self.rate)
-            if data:
+        try:
+            async with aclosing(self.sound()) as chunks:
+                async for samples in chunks:
+                    data = await self.call.host(made.push, samples)
+                    playing.chunk(len(samples) / self.rate)
+                    if data:
+                        yield data
+            if data := await self.call.host(made.close):
                 yield data
-        if data := await self.call.host(made.close):
-            yield data
+        finally:
+            made.discard()
 
-    async def events(self) -> AsyncIterator[bytes]:
-        async for data in self.encoded():
-            yield sse.event(delta(data))
+    async def events(self) -> AsyncGenerator[bytes]:
+        async with aclosing(self.encoded()) as parts:
+            async for data in parts:
+                yield sse.event(delta(data))
         yield sse.event(done(self.info))
 
 

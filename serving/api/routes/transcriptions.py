@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,20 +33,16 @@ STREAMED = {"json", "text"}
 
 async def transcriptions(call: Call) -> Response:
     """Transcribe a file, whole or as a stream of deltas."""
-    return await _answer(call, "transcribe", _word_knobs)
+    return await _answer(call, "transcribe")
 
 
 async def translations(call: Call) -> Response:
     """Transcribe a file into English."""
-    return await _answer(call, "translate", lambda call, knobs: {"task": "translate"})
+    return await _answer(call, "translate", task="translate")
 
 
-Extra = Callable[[Call, type[BaseModel]], Mapping[str, Any]]
-
-
-async def _answer(call: Call, task: str, extra: Extra) -> Response:
-    knobs = call.knobs()
-    model, parsed = call.parse(**(extra(call, knobs) if knobs else {}))
+async def _answer(call: Call, done: str, **knobs: str) -> Response:
+    model, parsed = call.parse(**knobs)
     route = parsed.route
     _check_format(call, route)
     audio = await call.host(decode_audio, call.body.file("file").file, call.api.settings.limits)
@@ -54,17 +51,7 @@ async def _answer(call: Call, task: str, extra: Extra) -> Response:
     if getattr(route, "stream", False):
         chunks = _deltas(call, handle, audio.seconds)
         return Stream(chunks, sse.MEDIA_TYPE, call.api.settings.timeouts.slow_client, error_event)
-    return await _whole(call, handle, audio, route, task)
-
-
-def _word_knobs(call: Call, knobs: type[BaseModel]) -> Mapping[str, Any]:
-    """`timestamp_granularities` is the route's; a model that can time words has the knob `word_timestamps`."""
-    given = call.body.fields.get("timestamp_granularities") or ()
-    words = "word" in ([given] if isinstance(given, str) else given)
-    if words and "word_timestamps" not in knobs.model_fields:
-        message = f'Model "{call.body.fields["model"]}" does not time words; ask for "segment".'
-        raise BadRequest(message, param="timestamp_granularities", code="unsupported_parameter")
-    return {"word_timestamps": True} if words else {}
+    return await _whole(call, handle, audio, route, done)
 
 
 def _check_format(call: Call, route: Any) -> None:
@@ -102,14 +89,13 @@ def _written(segments: Sequence[Segment], info: Mapping[str, Any], seconds: floa
     return JSONResponse({"text": whole_text(segments), "usage": usage(seconds)})
 
 
-async def _deltas(call: Call, handle: Handle, seconds: float) -> AsyncIterator[bytes]:
+async def _deltas(call: Call, handle: Handle, seconds: float) -> AsyncGenerator[bytes]:
     deltas = Deltas()
-    async for output in call.outputs(handle):
-        if output.port != "segments":
-            continue
-        for segment in output.value:
-            if delta := deltas.push(segment.text):
-                yield sse.event({"type": "transcript.text.delta", "delta": delta})
+    async with aclosing(call.outputs(handle)) as outputs:
+        async for output in outputs:
+            for segment in output.value if output.port == "segments" else ():
+                if delta := deltas.push(segment.text):
+                    yield sse.event({"type": "transcript.text.delta", "delta": delta})
     yield sse.event({"type": "transcript.text.done", "text": deltas.sent, "usage": usage(seconds)})
     yield sse.DONE
 

@@ -129,7 +129,7 @@ class SpeechToText(Knobs):
     prompt: str | None = None
     temperature: float = Field(0.0, ge=0, le=1)
     task: Literal["transcribe", "translate"] = "transcribe"
-    word_timestamps: bool = False
+    timestamp_granularities: tuple[Literal["word", "segment"], ...] = ("segment",)
     beam_size: int = Field(1, ge=1, le=8)
 
 

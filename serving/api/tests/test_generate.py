@@ -45,7 +45,12 @@ def test_arrays_survive_json(dtype):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"shape": [7]}, "not base64"), ({"data": "@"}, "not base64"), ({"shape": []}, "not base64"), ({"shape": [2, 2]}, "not base64")],
+    [
+        ({"shape": [7]}, "not base64"),
+        ({"data": "@"}, "not base64"),
+        ({"shape": []}, "not base64"),
+        ({"shape": [2, 2]}, "not base64"),
+    ],
 )
 def test_an_array_whose_bytes_do_not_fit_is_a_400(change, says):
     with pytest.raises(BadRequest, match=says):
@@ -129,7 +134,10 @@ def test_appends_reach_the_streams_and_run_ahead(socket):
     assert hear(made)["type"] == "output"
     assert hear(made)["type"] == "done"
     (handle,) = engine.submitted
-    assert [(port, packed.values.tolist()) for port, packed in handle.appended] == [("audio_in", [1, 2]), ("audio_in", [3])]
+    assert [(port, packed.values.tolist()) for port, packed in handle.appended] == [
+        ("audio_in", [1, 2]),
+        ("audio_in", [3]),
+    ]
     assert handle.finished == ["audio_in"]
 
 

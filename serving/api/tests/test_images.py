@@ -139,6 +139,17 @@ async def test_one_of_n_that_fails_fails_the_request_and_frees_the_rest():
     assert not engine.running
 
 
+def test_mp4_has_every_frame():
+    import av
+
+    from serving.api.media.images import encode_video
+
+    with av.open(io.BytesIO(encode_video(FRAMES, 8.0, "mp4"))) as film:
+        stream = film.streams.video[0]
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(stream)]
+        assert (len(frames), frames[0].shape, stream.average_rate) == (5, (16, 24, 3), 8)
+
+
 def test_mp4_without_pyav_is_refused_with_the_hint(monkeypatch):
     from serving.api.media.images import check_video_format
 

@@ -103,6 +103,31 @@ def test_a_format_that_cannot_be_made_is_refused(fmt, rate, says):
         encoder(fmt, rate, live=True)
 
 
+@pytest.mark.parametrize("pieces", [1, 9])
+def test_aac_keeps_every_sample(pieces):
+    sound = decode(streamed("aac", pieces))
+    assert (sound.rate, sound.samples.shape[0]) == (RATE, 1)
+    assert LENGTH <= sound.samples.shape[1] <= LENGTH + 3 * 1024
+
+
+@pytest.mark.parametrize(("container", "codec", "rate"), [("ipod", "aac", RATE), ("webm", "libopus", 48_000)])
+def test_m4a_and_webm_are_read_with_pyav(container, codec, rate):
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as out:
+        stream = out.add_stream(codec, rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(SOUND[None], format="fltp", layout="mono")
+        frame.sample_rate = rate
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    sound = decode(buffer.getvalue())
+    assert sound.rate == rate
+    assert LENGTH <= sound.samples.shape[1] <= LENGTH + 3 * 1024
+    with pytest.raises(BadRequest):
+        decode(buffer.getvalue()[:1000] if container == "ipod" else buffer.getvalue()[:40])
+
+
 def test_aac_without_pyav_is_refused_with_the_hint(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadRequest, match="pip install"):

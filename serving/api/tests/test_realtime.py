@@ -136,7 +136,11 @@ def test_cancel_ends_what_runs_exactly_once(session):
         ("session.update", {"session": {"type": "realtime"}}, "transcription"),
         ("session.update", {"session": {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}}, "audio/pcm"),
         ("session.update", {"session": {"audio": {"input": {"transcription": {"model": "eers"}}}}}, "ears"),
-        ("session.update", {"session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}}, "turn_detection"),
+        (
+            "session.update",
+            {"session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}},
+            "turn_detection",
+        ),
     ],
 )
 def test_a_bad_event_is_told_and_the_session_goes_on(session, kind, fields, says):

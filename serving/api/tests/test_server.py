@@ -34,7 +34,7 @@ async def test_models_say_what_they_can_do():
         missing = await http.get("/v1/models/eers")
     assert listed["object"] == "list"
     assert {"id", "object", "created", "owned_by"} <= set(one)
-    assert one["capabilities"]["routes"] == ["/v1/audio/transcriptions", "/v1/audio/translations"]
+    assert one["capabilities"]["routes"] == ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"]
     assert [m["id"] for m in listed["data"]] == ["ears", "plain", "deaf"]
     assert [m["capabilities"]["routes"] for m in listed["data"]][2] == []
     assert (missing.status_code, code(missing)) == (404, "model_not_found")

@@ -73,7 +73,8 @@ async def test_verbose_json_has_segments_by_default_and_words_when_asked(tone):
     }  # fmt: skip
     assert "words" not in plain
     assert [w["word"] for w in full["words"]] == ["Hello", "there.", "How"]
-    assert [h.task.knobs.word_timestamps for h in engine.submitted] == [False, True]
+    asked = [handle.task.knobs.timestamp_granularities for handle in engine.submitted]
+    assert asked == [("segment",), ("word", "segment")]
 
 
 async def test_silence_is_an_empty_text_not_an_error(tone):

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from kit import Paper, outputs, running, settled, submit
 
 from serving.core.contract import Edge, Emit, Node, Offer, Packed, Piece, Settled, Verdict
 from serving.core.scheduler import Rules
 from serving.core.streams import Available, Each
+from serving.core.tests.kit import Paper, outputs, running, settled, submit
 from serving.errors import EngineDead, StepFailed, Timeout
 
 

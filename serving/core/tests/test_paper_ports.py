@@ -4,10 +4,10 @@ import asyncio
 
 import numpy as np
 import torch
-from kit import Paper, outputs, running, submit
 
 from serving.core.contract import Edge, Need, Node, Offer, Packed, Piece, Settled, Verdict
 from serving.core.streams import Each, Frames, Whole
+from serving.core.tests.kit import Paper, outputs, running, submit
 from serving.resources import PagedKV, StateSlots
 
 FRAME, SESSIONS = 4, 32
