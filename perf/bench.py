@@ -62,9 +62,9 @@ def run_bench(
     """Measure registry keys (a server is started for each), a server at `url`, and peers, in one run.
 
     `concurrency`: closed loops; `rate`: open Poisson loops instead, requests a second. `seconds`, `timeout`: of a
-    point, of a request. `slos`: metric -> limit. `body`: fields added to each request. `workload`: a folder of
-    recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set loads, sweep the
-    concurrency to the knee, or search for the highest rate that holds the `slos`.
+    point, of a request. `slos`: metric -> limit. `body`: fields added to each request, None to leave one out.
+    `workload`: a folder of recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set
+    loads, sweep the concurrency to the knee, or search for the highest rate that holds the `slos`.
 
     Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
     returns what there is, marked partial.
