@@ -92,11 +92,15 @@ class Check:
     record: Record
     bisecting: bool = False
 
-    def __call__(self, case: Case, tap: str, actual: Tensor, *, name: str | None = None) -> Result:
-        """Compare a tensor with the case's tensor `tap`. `name` is the ledger's name of the gate, default
-        the tap.
+    def __call__(
+        self, case: Case, tap: str, actual: Tensor, *, name: str | None = None, squeeze: bool = False
+    ) -> Result:
+        """Compare a tensor with the case's tensor `tap`; fails unless it is within the ledger's bound.
+
+        `name` is the ledger's name of the gate, by default the tap. `squeeze`: dimensions of size 1 do not count, for
+        ports that pack a batch of one.
         """
-        result = self.measure(case, tap, actual, name=name)
+        result = self.measure(case, tap, actual, name=name, squeeze=squeeze)
         assert result, str(result)
         return result
 

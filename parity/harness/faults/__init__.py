@@ -73,8 +73,8 @@ def plantable(module: nn.Module, run: Callable[[], Any] | None = None) -> list[P
     called = calls(module, run) if run else {}
     for path, child in module.named_modules():
         found += [Planted(fault, path, plant) for fault, find in FINDERS if (plant := find(child))]
-        for fault, (names, swap) in FUNCTIONS.items():
-            if names & called.get(path, set()):
+        for fault, (seen, names, swap) in FUNCTIONS.items():
+            if seen & called.get(path, set()):
                 found.append(Planted(fault, path, partial(swapped, child, names, swap)))
     return found
 
