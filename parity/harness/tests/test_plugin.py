@@ -67,7 +67,8 @@ def ledger(pytester, text):
 
 
 def run(pytester, *arguments):
-    return pytester.runpytest("-p", "parity.harness.plugin", *arguments)
+    # Hypothesis's plugin imports hypothesis at the end of every run: seconds, when each run starts afresh.
+    return pytester.runpytest("-p", "parity.harness.plugin", "-p", "no:hypothesispytest", *arguments)
 
 
 def report(pytester):
