@@ -5,6 +5,8 @@ No cache, no chunks, no batch: every token is a whole forward pass of both guida
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -74,7 +76,7 @@ class Reference(nn.Module):
 
     def paint(self, noise: Tensor, ids: list[int]) -> Tensor:
         """Patches after the scheduler's steps, the first of them guided."""
-        scheduler = FlowMatchEulerDiscreteScheduler()
+        scheduler: Any = FlowMatchEulerDiscreteScheduler()
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1.0 / STEPS, STEPS).tolist())
         x, text = noise, self.text(torch.tensor(ids)).mean(0)
         for step, t in enumerate(scheduler.timesteps):
@@ -97,7 +99,7 @@ class Reference(nn.Module):
 
 def record(case: Recording) -> None:
     torch.backends.mha.set_fastpath_enabled(False)  # the fused path calls no module, so taps would see nothing
-    model = Reference(case.config).eval()
+    model = Reference(dict(case.config)).eval()
     recipe = recipe_for(model, case.config["seed"], overrides={"mix": Spec((4,), scale=0.7)})
     model.load_state_dict(recipe.build())
     case.recipe(recipe)
