@@ -82,9 +82,7 @@ def plantable(module: nn.Module, run: Callable[[], Any] | None = None) -> list[P
 def uncaught(
     module: nn.Module, run: Callable[[], Any], gate: Callable[[], object], *, faults: set[str] | None = None
 ) -> list[Planted]:
-    """The plantable faults that a gate lets through. `gate()` is true when it passes; it must pass without
-    a fault.
-    """
+    """The plantable faults that a gate lets through. `gate()` is true when it passes; it must pass without a fault."""
     if not gate():
         raise AssertionError("the gate fails without any fault: it cannot show that it catches one")
     missed = []
