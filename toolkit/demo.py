@@ -20,7 +20,7 @@ def run(out: Path, requests: int) -> bool:
     with running(toolkit(KEY), out / "logs") as server:
         console.say(f"{KEY} is served at {server.target.url}")
         understood = transcribe(server.target.url)
-        bench(server.target, out, requests)
+        bench(server.target.url, out, requests)
     return understood
 
 
@@ -42,12 +42,13 @@ def transcribe(url: str) -> bool:
     return wer <= WORST_WER
 
 
-def bench(target: object, out: Path, requests: int) -> None:
+def bench(url: str, out: Path, requests: int) -> None:
     """A short bench against the running server, and its reports."""
     import reports
-    from perf.bench import Settings, run_bench
+    from perf.bench import run_bench
 
-    settings = Settings(requests=requests)
-    done = run_bench(target, "transcription", None, (1, 4), settings=settings, out=out, say=console.say)  # type: ignore[arg-type]
+    done = run_bench(
+        url=url, model=KEY, route="transcription", concurrency=(1, 4), requests=requests, out=out, say=console.say
+    )
     for path in reports.write_all(done, out):
         console.write(str(path))

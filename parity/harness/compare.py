@@ -142,12 +142,13 @@ def _gap(expected: Tensor, actual: Tensor) -> Tensor:
     return torch.where(same, 0.0, torch.nan_to_num((a - b).abs(), nan=math.inf, posinf=math.inf))
 
 
-def _at_worst(values: Tensor, detail: str = "") -> Measure:
-    """The largest of per-element badness."""
+def _at_worst(values: Tensor) -> Measure:
+    """The largest of per-element badness, and where it is; nowhere if it is 0."""
     if not values.numel():
         return Measure(0.0)
     flat = int(values.reshape(-1).argmax())
-    return Measure(float(values.reshape(-1)[flat]), _index(flat, tuple(values.shape)), detail)
+    worst = float(values.reshape(-1)[flat])
+    return Measure(worst, _index(flat, tuple(values.shape)) if worst != 0.0 else None)
 
 
 def exact(expected: Tensor, actual: Tensor) -> Measure:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 OUT = Path("runs/latest")
 DEFAULT_KEY = "whisper_tiny_en"
-ROUTES = {"transcribe": "transcription", "speak": "speech", "chat": "chat"}  # task -> the bench's name for its route
+DEFAULT_URL = "http://127.0.0.1:8000"
+ROUTES = ("transcription", "speech", "chat")
 
 
 class RunByDefault(TyperGroup):
@@ -44,63 +45,87 @@ def run(
     concurrency: Annotated[str, typer.Option(help="Requests in flight, one point each: 1,8,32.")] = "1,8",
     rate: Annotated[str | None, typer.Option(help="Requests a second instead (Poisson), one point each.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Measured requests a point.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times each point is measured.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each point is measured, in turn.")] = 1,
+    find: Annotated[str | None, typer.Option(help="knee: sweep to it. rate: the highest that holds --slo.")] = None,
+    slo: Annotated[list[str] | None, typer.Option(help="A limit, such as ttfa=0.4. May be repeated.")] = None,
+    peers: Annotated[str | None, typer.Option(help="Other systems in the same run, in turn: names, commas.")] = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI-compatible server that already runs.")] = None,
-    route: Annotated[str | None, typer.Option(help="With --url: transcription, speech or chat.")] = None,
+    route: Annotated[str | None, typer.Option(help="transcription, speech or chat; else what the keys serve.")] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name there.")] = None,
+    workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare answers of the run with solo answers.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run.json in --out.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and workload.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for run.json and the reports.")] = OUT,
     experimental: Annotated[bool, typer.Option("--experimental", help="Allow keys whose port is not done.")] = False,
 ) -> None:
-    """Load servers and write run.json and the reports. Keys of one route take turns in the same run.
+    """Load servers and write run.json and the reports. Keys and peers take turns in the same run.
+
+    Without a key: the server on the default port if one is there, else the embedded default model.
 
     Examples:
 
       toolkit bench whisper_tiny_en --concurrency 1,8,32 --verify
 
       toolkit bench --url http://127.0.0.1:8000 --route speech --model kokoro --rate 0.5,1,2
+
+      toolkit bench whisper_tiny_en --find rate --slo ttft=0.5
     """
     import reports
-    from perf.bench import Settings, run_bench
-    from perf.schema import Load
+    from perf.bench import run_bench
 
-    levels = numbers(concurrency, int, "--concurrency")
-    loads = [Load("poisson", level) for level in numbers(rate, float, "--rate")] if rate else []
-    settings = Settings(requests=requests, repeats=repeats, seed=seed, verify=8 if verify else 0)
-    groups = _targets(keys or [], url, route, model, experimental)
-    for name, targets in groups.items():
-        folder = out / name if len(groups) > 1 else out
-        done = run_bench(targets, name, None, levels, loads=loads, settings=settings, out=folder, say=console.say)
-        for path in reports.write_all(done, folder):
-            console.write(str(path))
-        if done.partial:
-            raise KeyboardInterrupt
+    if not keys and not url:
+        keys, url = _nobody_said()
+    done = run_bench(
+        keys=keys or [],
+        url=url,
+        route=console.choice(route, ROUTES, "--route"),
+        model=model,
+        concurrency=numbers(concurrency, int, "--concurrency"),
+        rate=numbers(rate, float, "--rate") if rate else (),
+        requests=requests,
+        repeats=repeats,
+        peers=console.split([peers]) if peers else (),
+        workload=workload,
+        slos=_limits(slo or []),
+        verify=verify,
+        seed=seed,
+        out=out,
+        resume=resume,
+        find=console.choice(find, ("knee", "rate"), "--find"),  # type: ignore[arg-type]
+        experimental=experimental,
+        say=console.say,
+    )
+    for path in reports.write_all(done, out):
+        console.write(str(path))
+    if done.partial:
+        raise KeyboardInterrupt
 
 
-def _targets(
-    keys: list[str], url: str | None, route: str | None, model: str | None, experimental: bool
-) -> dict[str, list[Any]]:
-    """What to load, by route."""
-    from perf.client.routes import Target
+def _nobody_said() -> tuple[list[str], str | None]:
+    """What to bench when neither a key nor a server is named."""
+    import httpx
 
-    if url:
-        if keys or not route or not model:
-            raise console.UsageError("--url wants --route and --model, and no keys.")
-        return {route: [Target(url.rstrip("/"), model, model)]}
-    from models.registry import card
-    from perf.launch import toolkit
-    from serving.settings import load_deployment
+    try:
+        httpx.get(f"{DEFAULT_URL}/health/ready", timeout=1.0).raise_for_status()
+    except httpx.HTTPError:
+        console.say(f"No server at {DEFAULT_URL}: starting {DEFAULT_KEY}.")
+        return [DEFAULT_KEY], None
+    return [], DEFAULT_URL
 
-    options = ["--experimental"] if experimental else []
-    groups: dict[str, list[Any]] = {}
-    for key in keys or [DEFAULT_KEY]:
-        found = card(load_deployment(key).model)
-        name = next((ROUTES[task] for task in found.tasks if task in ROUTES), None)
-        if name is None:
-            raise console.UsageError(f"There is no bench for {key}: it serves {', '.join(sorted(found.tasks))}.")
-        groups.setdefault(name, []).append(toolkit(key, *options))
-    return groups
+
+def _limits(given: list[str]) -> dict[str, float]:
+    """`["ttfa=0.4"]` as {"ttfa": 0.4}; the bench knows which names there are."""
+    limits = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise console.UsageError(f'--slo wants a limit such as ttfa=0.4; got "{text}".')
+    return limits
 
 
 @bench.command("compare", no_args_is_help=True)

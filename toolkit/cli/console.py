@@ -13,6 +13,8 @@ from enum import IntEnum
 from rich.console import Console
 from rich.markup import escape
 
+from serving.errors import nearest
+
 out = Console()
 err = Console(stderr=True)
 
@@ -47,3 +49,11 @@ def fail(message: str) -> None:
 def split(values: Iterable[str]) -> list[str]:
     """Values given apart or with commas between them."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def choice(value: str | None, valid: Iterable[str], option: str) -> str | None:
+    """The value, if it is one of the valid ones or not given; else a usage error that names the nearest."""
+    options = list(valid)
+    if value is not None and value not in options:
+        raise UsageError(f'{option} has no value "{value}".{nearest(value, options)}')
+    return value

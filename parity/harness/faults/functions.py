@@ -79,7 +79,7 @@ def calls(module: nn.Module, run: Callable[[], Any]) -> dict[str, set[str]]:
     probe, handles = _Probe(), []
     for path, child in module.named_modules():
         handles.append(child.register_forward_pre_hook(lambda *_, path=path: probe.stack.append(path)))
-        handles.append(child.register_forward_hook(lambda *_: probe.stack.pop() and None))
+        handles.append(child.register_forward_hook(lambda *_: (probe.stack.pop(), None)[1]))
     try:
         with torch.no_grad(), probe:
             run()
