@@ -5,7 +5,6 @@ The reference is in the test environment, so it runs here, live. Both sides comp
 
 from __future__ import annotations
 
-import copy
 from dataclasses import asdict
 from unittest import mock
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-import torch.nn.functional as F
 import whisper
 import whisper.decoding
 from whisper.decoding import DecodingOptions
@@ -24,6 +22,7 @@ from whisper.normalizers import EnglishTextNormalizer
 from models.whisper import media
 from models.whisper.tests.running import clip, tokens, transcribed
 from oracles import speech
+from parity.families.whisper_naive import naive_decoder
 from serving.core.contract import Audio
 from serving.resources import draws, sampling
 
@@ -72,20 +71,8 @@ def window(samples: np.ndarray, ours) -> torch.Tensor:
 
 
 def teacher_forced(net, mel: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [T, V] with the plainest attention there is."""
-    features = net.encoder(mel)[0]
-    stored = {layer: (k, v) for layer, k, v in net.decoder.cross_keys(features)}
-
-    def heads_first(*parts: torch.Tensor) -> list[torch.Tensor]:
-        return [part.transpose(0, 1)[None] for part in parts]
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True)[0].transpose(0, 1)
-
-    def cross(layer: int, q: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(*heads_first(q, *stored[layer]))[0].transpose(0, 1)
-
-    return net.decoder.head(net.decoder(ids, torch.arange(len(ids)), attend, cross))
+    """Logits [T, V]."""
+    return net.decoder.head(naive_decoder(net.decoder, ids, net.encoder(mel)))
 
 
 def test_features_encoder_and_logits(key, ours, theirs):
@@ -189,13 +176,16 @@ def test_silence_is_no_text(key, ours):
 
 
 def test_words_of_a_repeated_clip_do_not_drift(key, ours):
-    """A sentence again and again with gaps: each copy's first word is found where it is."""
+    """A sentence again and again with gaps: a word of each copy is found where it is.
+
+    Not the first word: the pause before it counts as part of it, here as in the reference.
+    """
     sentence, copies = spoken(4)[3], 8
     period = len(sentence) + RATE
     samples = np.tile(np.concatenate([sentence, np.zeros(RATE, np.float32)]), copies)
     found = transcribed(ours, [Audio(samples[None], RATE)], word_timestamps=True)[0]["segments"]
-    text = speech.clips()[3].text.split()
-    starts = [w.start for s in found for w in s.words if w.word.strip() == text[0]]
+    word = speech.clips()[3].text.split()[2]
+    starts = [w.start for s in found for w in s.words if w.word.strip() == word]
     assert len(starts) == copies
     drift = np.array(starts) - starts[0] - np.arange(copies) * period / RATE
     assert np.abs(drift).max() <= 0.3
@@ -207,21 +197,3 @@ def test_corpus_wer(key, ours):
     plain = EnglishTextNormalizer()
     heard = [plain("".join(s.text for s in one["segments"])) for one in found]
     assert jiwer.wer([plain(one.text) for one in speech.clips()], heard) <= 0.1
-
-
-@pytest.mark.parametrize("fault", ["heads", "key bias", "positions"])
-def test_planted_faults_are_seen(key, ours, theirs, fault):
-    """What the comparisons above would catch: each fault moves the logits, or the words' scores, past the bounds."""
-    net = copy.deepcopy(ours.modules["whisper"])
-    block = net.decoder.blocks[2]
-    if fault == "heads":
-        block.cross_attn.query.weight.data = block.cross_attn.query.weight.roll(64, 0)
-    elif fault == "key bias":
-        block.attn.key.bias = torch.nn.Parameter(block.attn.query.bias.clone())
-        block.attn.query.bias = torch.nn.Parameter(torch.zeros_like(block.attn.query.bias))
-    else:
-        net.decoder.positional_embedding.data = net.decoder.positional_embedding.roll(1, 0)
-    mel = window(spoken(1)[0], ours)
-    ids = torch.tensor([*ours.tokenizer.start("en", "transcribe"), *ours.tokenizer.encode(" Good morning")])
-    with torch.inference_mode():
-        assert (teacher_forced(net, mel, ids) - theirs(mel, ids[None])[0]).abs().max() > 1e-4
