@@ -1,6 +1,7 @@
 """The port in the engine against openai-whisper's `decode` and `transcribe`, with random weights."""
 
 import asyncio
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ ONCE = {
     "logprob_threshold": None,
     "no_speech_threshold": None,
 }
+
+
+ONE_MODEL = pytest.mark.parametrize("tiny", [True], indirect=True, ids=["multilingual"])
 
 
 def theirs(tiny, audio, **knobs):
@@ -65,6 +69,7 @@ def test_language_is_detected_as_in_the_reference(tiny, port):
     assert found["info"]["duration"] == pytest.approx(4)
 
 
+@ONE_MODEL
 def test_eight_at_once_are_what_they_are_alone(port):
     clips = [clip(1 + i % 3, seed=i) for i in range(8)]
     together = transcribed(port, clips, language="en", without_timestamps=True, **ONCE)
@@ -73,11 +78,13 @@ def test_eight_at_once_are_what_they_are_alone(port):
         assert tokens(alone) == tokens(found)
 
 
+@ONE_MODEL
 def test_more_requests_than_rows_wait(port):
     found = transcribed(port, [clip(1, seed=i) for i in range(11)], language="en", without_timestamps=True, **ONCE)
     assert all(one["segments"] for one in found)
 
 
+@ONE_MODEL
 def test_a_seed_fixes_the_draws(port):
     warm = ONCE | {"temperature": 0.8, "language": "en", "without_timestamps": True}
     first, again = (tokens(transcribed(port, [clip(1)], **warm)[0]) for _ in range(2))
@@ -85,6 +92,7 @@ def test_a_seed_fixes_the_draws(port):
     assert first != tokens(transcribed(port, [clip(1)], **warm | {"temperature": 0.0})[0])
 
 
+@ONE_MODEL
 def test_a_client_that_leaves_frees_everything(port):
     async def run():
         engine = engine_of(port)
@@ -169,3 +177,17 @@ def test_word_times_in_the_engine(tiny, port):
     assert [word.word for word in ours] == [word["word"] for word in reference]
     assert [word.start for word in ours] == pytest.approx([word["start"] for word in reference], abs=0.021)
     assert [word.probability for word in ours] == pytest.approx([w["probability"] for w in reference], abs=1e-4)
+
+
+def test_swapped_alignment_heads_are_seen(port):
+    knobs = {"language": "en", "word_timestamps": True, "without_timestamps": True, **ONCE}
+    aligner, audio = port.graph.nodes["aligner"], clip(3, seed=1)
+
+    def starts():
+        found = transcribed(port, [audio], **knobs)[0]
+        return [word.start for segment in found["segments"] for word in segment.words]
+
+    right = starts()
+    with mock.patch.object(aligner, "heads", {0: [1, 0]}):
+        assert starts() != right
+    assert starts() == right
