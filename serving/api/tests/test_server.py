@@ -41,7 +41,7 @@ async def test_models_say_what_they_can_do():
     assert 'Did you mean "ears"' in missing.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+@pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/health/ready"])
 async def test_health_is_public_and_the_rest_is_not(path):
     app, _ = make_app(api_keys=("right", "other"))
     async with client(app) as http:
