@@ -69,7 +69,7 @@ class Oracle:
             raise Stale(
                 f"{found.name} was recorded by another version of its recorder or env.toml "
                 f"({found.manifest.recorder[:12]}, now {live[:12]}); "
-                f"record it again: toolkit oracle record {family} --case {case}"
+                f"record it again: toolkit oracle record {family}/{case}"
             )
         self.stack.enter_context(numerics.applied(found.manifest.settable))
         self.record.elsewhere |= found.elsewhere()

@@ -100,6 +100,7 @@ class Request:
     arrived: float
     session: str | None = None
     live: bool = False  # played as it is made: outputs have due times
+    spoken: bool = False  # a client stream of it is open: its frames come in real time
     in_flight: int = 1
     steps: Steps | None = None
     advancing: bool = False  # the generator runs in a host pool
@@ -121,8 +122,8 @@ class Request:
 
     @property
     def clocked(self) -> bool:
-        """Its next output has a time at which it is played."""
-        return self.live and self.first_output is not None
+        """Its next output has a time at which it is played, or its input comes as it is spoken."""
+        return self.live and (self.first_output is not None or self.spoken)
 
 
 @dataclass(frozen=True, slots=True)

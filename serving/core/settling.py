@@ -96,6 +96,7 @@ class Settler:
         step.node.inflight.remove(step)
         if step.error is None:
             step.node.took(seconds)
+            step.node.model.estimate()
             try:
                 settled = step.node.node.settle(step.batch, step.outputs)
             except Exception as error:

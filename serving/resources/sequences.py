@@ -103,10 +103,10 @@ class Sequences:
             return
         if self.ring is not None and gone > self.ring.slack:
             raise ValueError(f"a window cannot go back {gone} tokens: what it saw then is gone")
-        self.length[seq] = length
         shared = [at for at in range(length // self.page_size, int(self.held[seq])) if self._shared(seq, at)]
         if len(shared) > self.pages.free:
             raise Overloaded("no pages left to write on after a fork")
+        self.length[seq] = length
         if shared:
             old, fresh = self.table[seq, shared].tolist(), self.pages.take(len(shared))
             copy(old, fresh)
