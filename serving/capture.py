@@ -1,12 +1,13 @@
 """How a node's `launch` is run: at the exact size, or padded to a bucket in static buffers.
 
-`eager` builds every step at its own size. `static` takes the same path as a captured step would: the smallest
-declared bucket that holds the batch, buffers that are reused, sinks in the rows past the real ones. Two buffer sets
-a bucket let step n+1 be staged while step n runs.
+`eager` builds every step at its own size, and keeps the memory of the sizes used last. `static` takes the same path
+as a captured step would: the smallest declared bucket that holds the batch, buffers that are reused, sinks in the
+rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from serving.core.contract import Node
 from serving.errors import SetupError, nearest
 
 MODES = ("eager", "static")
+KEPT = 4  # exact sizes whose memory is kept
 
 
 @dataclass(slots=True)
@@ -37,17 +39,20 @@ class Runner:
         self.buckets = tuple(node.buckets) if mode == "static" else ()
         self.device = torch.device(device)
         self.misses = 0  # steps that no bucket held
-        self._frames: dict[tuple[int, int], list[Frame]] = {}
+        self._frames: OrderedDict[tuple[int, int], list[Frame]] = OrderedDict()
         self._turn = 0
 
-    def frame(self, index: np.ndarray, tokens: int) -> Frame:
+    def frame(self, index: np.ndarray, tokens: int, bucket: tuple[int, int] | None = None) -> Frame:
         """Memory for a step over these slots with so many tokens, slots filled in, sinks behind."""
-        bucket = self._bucket(len(index), tokens)
-        if bucket is None:
-            return Frame(len(index), tokens, torch.from_numpy(index).to(self.device))
+        exact = (len(index), tokens)
+        bucket = bucket or self._bucket(*exact) or exact
         frames = self._frames.get(bucket)
         if frames is None:
             frames = self._frames[bucket] = [self._make(*bucket), self._make(*bucket)]
+            if len(self._frames) > len(self.buckets) + KEPT:
+                self._frames.popitem(last=False)
+        else:
+            self._frames.move_to_end(bucket)
         self._turn ^= 1
         frame = frames[self._turn]
         frame.slots[: len(index)] = torch.from_numpy(index)

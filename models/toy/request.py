@@ -16,7 +16,7 @@ class SpeakKnobs(Knobs):
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_k: int = Field(0, ge=0, le=64)
     cfg_weight: float = Field(0.5, ge=0.0, le=4.0, description="guidance; 0 runs one lane")
-    max_new_tokens: int = Field(24, ge=1, le=256)
+    max_new_tokens: int = Field(24, ge=1, le=512)
     ignore_eos: bool = False
     sentence_chunking: bool = True
 

@@ -34,4 +34,5 @@ def _collect(name: str, tensors: Iterable[tuple[str, Tensor]], size: int) -> dic
             kept[key] = tensor.contiguous()
             done += tensor.nbytes
             update(done, None)
+        update(size, None)
     return kept

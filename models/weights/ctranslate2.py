@@ -42,9 +42,7 @@ class _Reader:
 
     def take(self, size: int, what: str) -> bytes:
         if self.at + size > len(self.data):
-            raise self.fail(
-                f"the file ends inside {what}: {size} bytes wanted, {len(self.data) - self.at} left"
-            )
+            raise self.fail(f"the file ends inside {what}: {size} bytes wanted, {len(self.data) - self.at} left")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -62,17 +60,13 @@ class _Reader:
 
     def variable(self) -> tuple[str, Tensor]:
         name = self.text("a variable's name")
-        shape = [
-            self.number("I", f"the shape of {name}") for _ in range(self.number("B", f"the rank of {name}"))
-        ]
+        shape = [self.number("I", f"the shape of {name}") for _ in range(self.number("B", f"the rank of {name}"))]
         kind = self.number("B", f"the dtype of {name}")
         if kind >= len(DTYPES):
             raise self.fail(f"{name} has the unknown dtype {kind}")
         dtype, size = DTYPES[kind], self.number("I", f"the size of {name}")
         if size != math.prod(shape) * dtype.itemsize:
-            raise self.fail(
-                f"{name} says {size} bytes, but {shape} {dtype} is {math.prod(shape) * dtype.itemsize}"
-            )
+            raise self.fail(f"{name} says {size} bytes, but {shape} {dtype} is {math.prod(shape) * dtype.itemsize}")
         raw = bytearray(self.take(size, name))
         flat = torch.frombuffer(raw, dtype=dtype) if size else torch.empty(0, dtype=dtype)
         return name, flat.reshape(shape)

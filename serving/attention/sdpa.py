@@ -13,7 +13,7 @@ from serving.attention.layout import Layout
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attention of packed queries [T, H, D] over pools [pages, Hk, page_size, D]; padding rows give zeros."""
     out = torch.zeros_like(q)
-    done = _in_runs(q, k, v, layout, out) if layout.single else set()
+    done = _in_runs(q, k, v, layout, out) if layout.single and layout.ring is None else set()
     for i in range(len(layout.first)):
         if i not in done:
             _one(q, k, v, layout, i, out)
@@ -22,20 +22,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 def _one(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor) -> None:
     lo, hi = int(layout.starts[i]), int(layout.starts[i + 1])
-    stored = int(layout.lengths[i])
+    first, stored = int(layout.first[i]), int(layout.lengths[i])
     if lo == hi or not stored:
         return
-    keys, values = layout.keys(k, i, stored), layout.keys(v, i, stored)
-    mask = None
-    if layout.causal and hi - lo > 1:
-        mask = causal_mask(int(layout.first[i]), hi - lo, stored, q.device)
+    seen = layout.visible(first if layout.causal else stored, stored)
+    mask = layout.mask(first, hi - lo, seen, q.device) if layout.causal and hi - lo > 1 else None
+    keys, values = layout.load(k, i, seen), layout.load(v, i, seen)
     out[lo:hi] = _sdpa(q[lo:hi].transpose(0, 1), keys, values, mask, layout.scale).transpose(0, 1)
-
-
-def causal_mask(first: int, queries: int, width: int, device: torch.device) -> Tensor:
-    """[queries, width] bool: True where the key is not after the query."""
-    rows = torch.arange(first, first + queries, device=device)
-    return torch.arange(width, device=device) <= rows[:, None]
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -87,10 +80,11 @@ def scores(q: Tensor, k: Tensor, layout: Layout, heads: list[int]) -> Tensor:
         lo, hi, stored = int(layout.starts[i]), int(layout.starts[i + 1]), int(layout.lengths[i])
         if lo == hi or not stored:
             continue
-        keys = layout.keys(k, i, stored)[[h // group for h in heads]]  # [heads, L, D]
+        seen = layout.visible(0, stored)
+        keys = layout.load(k, i, seen)[[h // group for h in heads]]  # [heads, L, D]
         found = torch.bmm(q[lo:hi, heads].transpose(0, 1), keys.to(q.dtype).transpose(1, 2)) * layout.scale
         if layout.causal:
-            seen = causal_mask(int(layout.first[i]), hi - lo, stored, q.device)
-            found = found.masked_fill(~seen, float("-inf"))
+            mask = layout.mask(int(layout.first[i]), hi - lo, seen, q.device)
+            found = found.masked_fill(~mask, float("-inf"))
         out[:, lo:hi, :stored] = found
     return out

@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from serving.attention import sdpa
 from serving.attention.layout import Layout
 
 TILE = 16
@@ -33,18 +32,22 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor
     while at < stop:
         tile, row = divmod(position, TILE)
         count = min(TILE - row, stop - at)
-        width = min((tile + 1) * TILE, layout.widest)
         padded = q.new_zeros((TILE, *q.shape[1:]))
         padded[row : row + count] = q[at : at + count]
-        seen = sdpa.causal_mask(tile * TILE, TILE, width, q.device)
-        found = _products(padded, layout.keys(k, i, width), layout.keys(v, i, width), seen, layout.scale)
+        seen = layout.visible(tile * TILE, min((tile + 1) * TILE, layout.widest))
+        keys, values = layout.load(k, i, seen), layout.load(v, i, seen)
+        if len(seen) > layout.page_size or layout.ring is not None:
+            values[:, torch.from_numpy(seen >= layout.lengths[i])] = 0  # a copy, which may hold pages of others
+        mask = layout.mask(tile * TILE, TILE, seen, q.device)
+        found = _products(padded, keys, values, mask, layout.scale)
         out[at : at + count] = found[row : row + count]
         at, position = at + count, position + count
 
 
 def _whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor) -> None:
     stored = int(layout.lengths[i])
-    keys, values = layout.keys(k, i, stored), layout.keys(v, i, stored)
+    seen = layout.visible(stored, stored)
+    keys, values = layout.load(k, i, seen), layout.load(v, i, seen)
     for t in range(int(layout.starts[i]), int(layout.starts[i + 1])):
         out[t] = _products(q[t : t + 1], keys, values, None, layout.scale)[0]
 

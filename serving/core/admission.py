@@ -27,8 +27,8 @@ def labels(piece: PieceRun) -> list[str]:
 
 
 def owner(piece: PieceRun, label: str) -> str:
-    """Who holds the label for this piece: its session, its request or the piece itself."""
-    if label in piece.spec.keep:
+    """Who holds the label for this piece: its session, its request or, with neither, the piece itself."""
+    if label in piece.spec.keep and piece.request.session is not None:
         return f"session/{piece.request.session}"
     return piece.request.id if label in piece.spec.share else f"{piece.request.id}/{piece.index}"
 
@@ -84,9 +84,10 @@ def _held(request: Request, spec: Piece, label: str) -> set[tuple[str, str]]:
 
 
 def _book(piece: PieceRun, label: str) -> set[tuple[str, str]]:
-    if label in piece.spec.keep or label in piece.spec.share:
-        return _held(piece.request, piece.spec, label)
-    return piece.owners
+    held = owner(piece, label)
+    if held == f"{piece.request.id}/{piece.index}":
+        return piece.owners
+    return _held(piece.request, piece.spec, label)
 
 
 def release(model: ModelRun, owned: set[tuple[str, str]]) -> None:

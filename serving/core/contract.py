@@ -181,7 +181,10 @@ class Node:
         return float(units.sum())
 
     def stage(self, b: Batch) -> None:
-        """Fill static inputs (`b.buffer`), vectorised; nothing that the step before computes."""
+        """Fill static inputs (`b.buffer`), vectorised; nothing that the step before computes.
+
+        Every bucket runs once before readiness with sinks alone: n = 0 and nothing in `ins`.
+        """
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         """Device work. No host read, no Python per row, no allocation that is kept; tables are written last."""
@@ -201,6 +204,10 @@ class Resource:
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""
         raise NotImplementedError
+
+    def worst(self) -> int:
+        """The most that one owner can need: with `capacity`, how many owners fit at once."""
+        return self.need(MAIN, 1)
 
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         """Take `need(lanes, units)` for the owner, or nothing and False. At admission: a whole walk's, or none."""
@@ -354,6 +361,7 @@ class Options:
     device: str = "cpu"
     profile: str = "exact"  # "exact" | "default" | "fast"
     numerics: str = "fast"  # "invariant" | "fast"
+    capture: str = "eager"  # "eager" | "static"
     rows: int = 8  # max_concurrent_requests: sizes tables and pools
     weights: str | None = None  # a path instead of the registry's source
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -19,8 +19,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
 from typing import Any, TypeVar
 
+from serving import numerics
 from serving.core.contract import LoadedModel, Packed, Task
-from serving.core.handoff import End, Handle, Outbox, call
+from serving.core.handoff import Handle, Outbox, call
 from serving.core.lanes import Lane
 from serving.core.lifecycle import Requests
 from serving.core.request import Request, advance
@@ -28,8 +29,8 @@ from serving.core.routing import Router
 from serving.core.runtime import ModelRun
 from serving.core.scheduler import Hold, Rules, plan
 from serving.core.settling import Settler
-from serving.core.step import Enter, Step
-from serving.errors import EngineDead, NotFound, Overloaded, SetupError, nearest
+from serving.core.step import Step, warm
+from serving.errors import EngineDead, NotFound, Overloaded, SetupError, ToolkitError, nearest
 
 T = TypeVar("T")
 
@@ -38,12 +39,10 @@ T = TypeVar("T")
 class EngineSettings:
     """What a deployment sets of the engine."""
 
-    capture: str = "eager"
     queue: int = 256  # requests that may wait; one more is refused at once
     lanes: int = 1
     threads: int | None = None  # torch threads a lane; None: leave as it is
     host_workers: int = 2
-    first_output_target: float = 0.2  # seconds
     queue_timeout: float = 120.0
     idle_input_timeout: float = 60.0
     session_ttl: float = 300.0
@@ -70,21 +69,17 @@ class Engine:
         self,
         loaded: Sequence[LoadedModel],
         settings: EngineSettings | None = None,
-        enter: Enter | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.models = {one.card.key: ModelRun(one, self.settings.capture) for one in loaded}
+        self.models = {one.card.key: ModelRun(one) for one in loaded}
         self.state = "starting"
         self.reason: str | None = None
         self.traces: deque[Trace] = deque(maxlen=4096)
-        self.cpu_seconds = 0.0  # of the engine thread
-        self.passes = 0
         self._clock = clock
-        self._enter = enter or _plain
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
-        self._router = Router(self._outbox, clock, self.settings.first_output_target)
+        self._router = Router(self._outbox, clock)
         self._pool = ThreadPoolExecutor(self.settings.host_workers, thread_name_prefix="host")
         self._lanes: list[Lane] = []
         self._requests = Requests(self)
@@ -95,8 +90,13 @@ class Engine:
     # Called from event loops.
 
     async def start(self) -> None:
-        """Start the lanes and the engine thread; ready when this returns."""
+        """Prove the numerics, run every bucket once, start the threads; ready when this returns."""
         self._lanes = [Lane(f"lane-{i}", self.settings.threads) for i in range(self.settings.lanes)]
+        try:
+            await asyncio.wrap_future(self._lanes[0].call(self._prepare))
+        except ToolkitError as error:
+            self.state, self.reason = "dead", error.message
+            raise
         self._thread.start()
         await self.ask(lambda: None)
         self.state = "ready"
@@ -193,6 +193,15 @@ class Engine:
             "misses": {f"{m.key}.{n.name}": n.runner.misses for m in self.models.values() for n in m.nodes.values()},
         }
 
+    def _prepare(self) -> None:
+        """On a lane, whose threads it proves the numerics for."""
+        for model in self.models.values():
+            options, modules = model.loaded.options, model.loaded.model.modules
+            numerics.prepare(modules, options.numerics, options.device)
+            numerics.probe(modules, options.numerics)
+            for node in model.nodes.values():
+                warm(node)
+
     def _admissible(self, key: str, request_id: str) -> ModelRun:
         if key not in self.models:
             raise NotFound(f'No model "{key}" is loaded.{nearest(key, self.models)}', param="model")
@@ -207,6 +216,11 @@ class Engine:
         return self.models[key]
 
     # On the engine thread.
+
+    @staticmethod
+    def thread_seconds() -> float:
+        """CPU time of the engine thread, when called on it."""
+        return thread_time()
 
     def post(self, message: Callable[[], None]) -> None:
         """From any thread: have the engine run this in its next pass."""
@@ -224,7 +238,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._pass():
-                self.passes += 1
+                pass
         except Exception:
             self.die(traceback.format_exc(limit=3))
         finally:
@@ -243,7 +257,6 @@ class Engine:
         self._wake()
         self._pump()
         self._outbox.flush()
-        self.cpu_seconds = thread_time()
         return self.state != "dead"
 
     def _drain(self) -> bool:
@@ -311,7 +324,7 @@ class Engine:
         step.lane = lane
         lane.depth += 1
         lane.steps.append(step)
-        lane.submit(lambda: step.run(self._enter, self._done))
+        lane.submit(lambda: step.run(self._done))
 
     def _done(self, step: Step) -> None:
         """On the lane: the step has run."""
@@ -338,16 +351,3 @@ def _answer(future: asyncio.Future[Any], value: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-class _plain:
-    """Numerics left as they are."""
-
-    def __init__(self, _: object) -> None: ...
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-__all__ = ["End", "Engine", "EngineSettings", "Trace"]

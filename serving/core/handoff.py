@@ -16,6 +16,7 @@ from serving.errors import Cancelled, ToolkitError
 
 if TYPE_CHECKING:
     from serving.core.engine import Engine
+    from serving.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +110,24 @@ class Handle:
 
 
 class Outbox:
-    """Events of one engine pass, by client; `flush` makes one call an event loop."""
+    """Events of one engine pass, by request; `flush` makes one call an event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Handle, list[Event]] = {}
+        self._waiting: list[Request] = []
 
-    def add(self, handle: Handle, event: Event) -> None:
-        waiting = self._waiting.get(handle)
-        if waiting is None:
-            waiting = self._waiting[handle] = []
-        waiting.append(event)
+    def add(self, request: Request, event: Event) -> None:
+        if not request.events:
+            self._waiting.append(request)
+        request.events.append(event)
 
     def flush(self) -> None:
         if not self._waiting:
             return
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting = self._waiting, []
         loops: dict[asyncio.AbstractEventLoop, list[tuple[Handle, list[Event]]]] = {}
-        for handle, events in waiting.items():
-            loops.setdefault(handle.loop, []).append((handle, events))
+        for request in waiting:
+            loops.setdefault(request.handle.loop, []).append((request.handle, request.events))
+            request.events = []
         for loop, batch in loops.items():
             call(loop, _deliver, batch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,6 +24,21 @@ class Lane:
 
     def submit(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
+
+    def call(self, job: Callable[[], None]) -> Future[None]:
+        """Run a job on the lane; its end or its exception comes back."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self.submit(run)
+        return future
 
     def close(self) -> None:
         """Finish what was submitted and stop."""

@@ -84,6 +84,7 @@ class Requests:
         wiring = model.wirings[spec.walk]
         piece = PieceRun(request, index, spec, wiring)
         piece.client = {name: StreamBuffer(edge) for name, edge in wiring.client_inputs.items()}
+        request.spoken = any(edge.target not in spec.inputs for edge in wiring.client_inputs.values())
         admission.fits(piece)
         request.running[index] = piece
         if spec.result is not None:
@@ -158,7 +159,7 @@ class Requests:
         waiting, self._closing = self._closing, []
         for piece in waiting:
             over = piece.open == 0 or piece.request.closed
-            if over and piece.busy == 0:  # with a step in flight it comes back here through `settled`
+            if over and not piece.busy():  # with a step in flight it comes back here through `settled`
                 self._release(piece)
 
     def _release(self, piece: PieceRun) -> None:
@@ -185,6 +186,8 @@ class Requests:
                 count = int(items.lengths.sum())
                 if edge.limit is not None and buffer.backlog + count > edge.limit:
                     raise TooLarge(f"{name} holds at most {edge.limit} items.", param=name)
+                if not buffer.written:
+                    request.arrived = self._engine._clock()
                 buffer.write(items.values, count)
             if piece.seats:
                 self._engine._router.woken.append(piece.seats[split(edge.target)[0]])
@@ -260,7 +263,7 @@ class Requests:
         if not request.advancing:
             self._end_generator(request)
         if end is not None:
-            self._engine._outbox.add(request.handle, end)
+            self._engine._outbox.add(request, end)
         self.reap()
         self._let_go(request)
 

@@ -22,7 +22,6 @@ class Seat:
         "blocked",
         "collect",
         "done",
-        "due",
         "inflight",
         "inputs",
         "node",
@@ -42,7 +41,6 @@ class Seat:
         self.outputs: dict[str, list[Outlet]] = {}
         self.collect: str | None = None  # the port whose items the generator waits for
         self.offer: Offer | None = None
-        self.due = 0.0
         self.inflight = 0
         self.queued = False
         self.done = False
@@ -52,19 +50,21 @@ class Seat:
 
 @dataclass(slots=True)
 class Outlet:
-    """One end of an edge: a buffer at another seat, or the client (`seat` is None)."""
+    """One end of an edge: a buffer at another seat, or the client (`seat` is None) of a request, in a piece."""
 
     port: str
+    request: Request
+    index: int
     seat: Seat | None = None
     buffer: StreamBuffer | None = None
     limit: int | None = None
     rate: float | None = None
 
-    def full(self, request: Request) -> bool:
+    def full(self) -> bool:
         """The producer has to wait."""
         if self.limit is None:
             return False
-        return (self.buffer.backlog if self.buffer else request.backlog) >= self.limit
+        return (self.buffer.backlog if self.buffer else self.request.backlog) >= self.limit
 
 
 @dataclass(slots=True)
@@ -80,9 +80,12 @@ class PieceRun:
     seats: dict[str, Seat] = field(default_factory=dict)
     owners: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the piece
     open: int = 0  # seats that are not done
-    busy: int = 0  # steps in flight that hold a seat of it
     result: list[Any] = field(default_factory=list)
     lengths: int = 0
+
+    def busy(self) -> bool:
+        """A step in flight holds one of its seats."""
+        return any(seat.inflight for seat in self.seats.values())
 
 
 @dataclass(eq=False, slots=True)
@@ -97,6 +100,7 @@ class Request:
     arrived: float
     session: str | None = None
     live: bool = False  # played as it is made: outputs have due times
+    spoken: bool = False  # a client stream of it is open: its frames come in real time
     in_flight: int = 1
     steps: Steps | None = None
     advancing: bool = False  # the generator runs in a host pool
@@ -114,11 +118,12 @@ class Request:
     first_output: float | None = None
     played: float = 0.0  # seconds of rated output already delivered
     backlog: int = 0  # items delivered that the client has not consumed
+    events: list[Any] = field(default_factory=list)  # for the client, at the end of this pass
 
     @property
     def clocked(self) -> bool:
-        """Its next output has a time at which it is played."""
-        return self.live and self.first_output is not None
+        """Its next output has a time at which it is played, or its input comes as it is spoken."""
+        return self.live and (self.first_output is not None or self.spoken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from serving.core.streams import Whole
 class Router:
     """Moves items along edges and keeps each request's outputs in piece order."""
 
-    def __init__(self, outbox: Outbox, clock: Callable[[], float], target: float) -> None:
+    def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._target = target
         self.woken: list[Seat] = []  # seats whose offer must be asked anew
         self.freed: list[Seat] = []  # seats that had waited for room downstream
 
@@ -54,11 +53,11 @@ class Router:
     def _outlet(self, piece: PieceRun, name: str, edge: Edge) -> Outlet:
         target, port = split(edge.target)
         if target == CLIENT:
-            return Outlet(port, limit=edge.limit, rate=edge.rate)
+            return Outlet(port, piece.request, piece.index, limit=edge.limit, rate=edge.rate)
         buffer = StreamBuffer(edge)
         buffer.producer = piece.seats[name]
         piece.seats[target].inputs[port] = buffer
-        return Outlet(port, piece.seats[target], buffer, edge.limit)
+        return Outlet(port, piece.request, piece.index, piece.seats[target], buffer, edge.limit)
 
     def _buffer(self, piece: PieceRun, target: str) -> StreamBuffer:
         """The stream a piece's input goes to; one with no edge of its own is given whole."""
@@ -70,24 +69,22 @@ class Router:
 
     def emit(self, seats: list[Seat], port: str, items: Packed, void: list[bool]) -> None:
         """Route one port of a settled step."""
-        lengths = items.lengths.tolist()
         values, start = items.values, 0
-        for seat, count, dropped in zip(seats, lengths, void, strict=True):
+        plain = not isinstance(values, dict)
+        for seat, count, dropped in zip(seats, items.lengths.tolist(), void, strict=True):
             stop = start + count
             if count and not dropped:
-                self._send(seat, port, cut(values, start, stop), count)
+                own = values[start:stop] if plain else cut(values, start, stop)
+                if seat.collect == port:
+                    seat.piece.result.append(own)
+                    seat.piece.lengths += count
+                for outlet in seat.outputs.get(port, ()):
+                    if outlet.buffer is None:
+                        self.deliver(outlet, own, count)
+                    else:
+                        outlet.buffer.write(own, count)
+                        self.woken.append(outlet.seat)  # type: ignore[arg-type]
             start = stop
-
-    def _send(self, seat: Seat, port: str, values: Any, count: int) -> None:
-        if seat.collect == port:
-            seat.piece.result.append(values)
-            seat.piece.lengths += count
-        for outlet in seat.outputs.get(port, ()):
-            if outlet.buffer is None:
-                self.deliver(seat.piece.request, seat.piece.index, outlet, values, count)
-            else:
-                outlet.buffer.write(values, count)
-                self.woken.append(outlet.seat)  # type: ignore[arg-type]
 
     def finish(self, seat: Seat) -> None:
         """The seat's row is done: its streams end."""
@@ -107,8 +104,9 @@ class Router:
         if producer is not None and producer.blocked and not buffer.full():
             self.freed.append(producer)
 
-    def deliver(self, request: Request, index: int, outlet: Outlet, values: Any, count: int) -> None:
+    def deliver(self, outlet: Outlet, values: Any, count: int) -> None:
         """Items for the client, now or when the pieces before them are complete."""
+        request = outlet.request
         if request.closed:
             return
         if request.first_output is None:
@@ -117,14 +115,16 @@ class Router:
             request.played += count / outlet.rate
         request.backlog += count
         event = (outlet.port, values, count)
-        if index == request.head:
-            self._outbox.add(request.handle, event)
+        if outlet.index != request.head:
+            request.held.setdefault(outlet.index, deque()).append(event)
+        elif request.events:
+            request.events.append(event)
         else:
-            request.held.setdefault(index, deque()).append(event)
+            self._outbox.add(request, event)
 
     def emitted(self, request: Request, index: int, emit: Emit) -> None:
         """Items that a generator made, which are a part of their own."""
-        self.deliver(request, index, Outlet(emit.port), emit.items.values, int(emit.items.lengths.sum()))
+        self.deliver(Outlet(emit.port, request, index), emit.items.values, int(emit.items.lengths.sum()))
         self.completed(request, index)
 
     def completed(self, request: Request, index: int) -> None:
@@ -134,16 +134,7 @@ class Router:
             request.complete.discard(request.head)
             request.head += 1
             for event in request.held.pop(request.head, ()):
-                self._outbox.add(request.handle, event)
-
-    def due(self, seat: Seat) -> float:
-        """When the seat's next output is needed: by the playing clock of a live request, else by its age."""
-        request, now = seat.piece.request, self._clock()
-        if request.first_output is None:
-            return request.arrived + self._target
-        if request.live:
-            return request.first_output + request.played
-        return now + self._target
+                self._outbox.add(request, event)
 
 
 def result(piece: PieceRun) -> Packed:

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from serving.core.request import Seat
+from serving.core.request import Request, Seat
 from serving.core.runtime import Group
 
 
@@ -18,7 +18,12 @@ class Rules:
 
     fairness_steps: int = 8  # most plans that may pass over a group
     margin: float = 0.005  # seconds of slack that are never spent waiting
-    depth: int = 2  # steps of one row in flight
+    depth: int = 2  # steps of one row, and of one node, in flight
+    target: float = 0.2  # seconds in which an output that is not played in time is due
+
+    def __post_init__(self) -> None:
+        if self.depth not in (1, 2):
+            raise ValueError(f"depth is 1 or 2 (there are two buffer sets), got {self.depth}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ def plan(groups: Iterable[Group], now: float, rules: Rules) -> Plan | Hold | Non
     least = float("inf")
     hold = float("inf")
     for group in groups:
-        slack = group.seats[0].due - now - group.node.ahead
+        slack = due(group.seats[0].piece.request, now, rules) - now - group.node.ahead
         if group.passed >= rules.fairness_steps:
             slack = -float("inf")
         elif _gathers(group) and slack > rules.margin:
@@ -58,6 +63,16 @@ def plan(groups: Iterable[Group], now: float, rules: Rules) -> Plan | Hold | Non
         return Hold(hold) if hold < float("inf") else None
     seats, units = choose(best, rules.depth)
     return Plan(best, seats, units) if seats else None
+
+
+def due(request: Request, now: float, rules: Rules) -> float:
+    """When the request's next output is needed: by its playing clock, by its age before the first, else soon.
+
+    A caller who speaks plays `target` seconds behind; one who listens plays from the first output on.
+    """
+    if request.first_output is None or (request.live and request.spoken):
+        return request.arrived + rules.target + request.played
+    return request.first_output + request.played if request.live else now + rules.target
 
 
 def _gathers(group: Group) -> bool:

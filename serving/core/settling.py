@@ -52,11 +52,9 @@ class Settler:
 
     def queue(self, seat: Seat) -> None:
         """The seat's offer may be planned, unless whoever takes its output is full."""
-        request = seat.piece.request
-        if seat.node.limited and any(o.full(request) for outlets in seat.outputs.values() for o in outlets):
+        if seat.node.limited and any(outlet.full() for outlets in seat.outputs.values() for outlet in outlets):
             seat.blocked = True
             return
-        seat.due = self._router.due(seat)
         seat.node.enqueue(seat)
 
     def unblock(self, seat: Seat) -> None:
@@ -73,7 +71,6 @@ class Settler:
         step = Step(plan)
         for seat in plan.seats:
             seat.inflight += 1
-            seat.piece.busy += 1
         try:
             step.assemble(plan.units)
         except Exception as error:
@@ -82,16 +79,24 @@ class Settler:
             return None
         step.previous = node.inflight[-1] if node.inflight else None
         node.inflight.append(step)
-        for seat in plan.seats:
-            if seat.offer.repeats and not seat.solo:  # type: ignore[union-attr]
-                self.queue(seat)
+        self._run_ahead(plan)
         return step
+
+    def _run_ahead(self, plan: Plan) -> None:
+        """Seats whose next offer is known stand in the queue again before this step has run."""
+        ahead = [seat for seat in plan.seats if seat.offer.repeats and not seat.solo]  # type: ignore[union-attr]
+        if plan.group.node.limited:
+            for seat in ahead:
+                self.queue(seat)
+        elif ahead:
+            plan.group.node.enqueue_all(plan.group.key, ahead)
 
     def settle(self, step: Step, seconds: float) -> None:
         """A step has run: verdicts, resources, emissions."""
         step.node.inflight.remove(step)
         if step.error is None:
             step.node.took(seconds)
+            step.node.model.estimate()
             try:
                 settled = step.node.node.settle(step.batch, step.outputs)
             except Exception as error:
@@ -99,18 +104,24 @@ class Settler:
         if step.error is not None:
             self._failed(step)
             return
-        void = [seat.done for seat in step.seats]
+        seats = step.seats
+        void = [seat.done for seat in seats]
         self._commit(step, settled.kept, void)
         for port, items in settled.emits.items():
-            self._router.emit(step.seats, port, items, void)
+            self._router.emit(seats, port, items, void)
         for buffer, _ in step.takes:
             self._router.drained(buffer)
-        for seat, verdict in zip(step.seats, settled.verdicts.tolist(), strict=True):
-            self._verdict(seat, verdict)
+        steady = not settled.verdicts.any()  # all AGAIN
+        for seat in seats:
+            seat.inflight -= 1
+            steady = steady and seat.queued
+        if steady and not any(void):
+            return
+        for seat, verdict in zip(seats, settled.verdicts.tolist(), strict=True):
+            if verdict != AGAIN or seat.done or not seat.queued:
+                self._verdict(seat, verdict)
 
     def _verdict(self, seat: Seat, verdict: int) -> None:
-        seat.inflight -= 1
-        seat.piece.busy -= 1
         seat.solo = False
         if seat.done:
             self._requests.settled(seat.piece)
@@ -148,7 +159,6 @@ class Settler:
         alone = len(step.seats) == 1 or not step.node.rollback
         for seat in step.seats:
             seat.inflight -= 1
-            seat.piece.busy -= 1
             if seat.done:
                 self._requests.settled(seat.piece)
             elif alone and not skipped:

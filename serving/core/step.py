@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -12,16 +12,42 @@ import numpy as np
 import torch
 
 from serving.core.buffer import StreamBuffer, concat
-from serving.core.contract import Batch, Chunk, Packed
+from serving.core.contract import Batch, Chunk, Packed, Row
 from serving.core.request import Seat
 from serving.core.runtime import NodeRun
 from serving.core.scheduler import Plan
+from serving.precision import entered
 
-Enter = Callable[[Mapping[str, Any]], AbstractContextManager[None]]
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """The seats of a step, and what was made of them."""
+
+    seats: list[Seat]
+    offers: list[Any]
+    units: list[int]
+    columns: tuple[list[Row], np.ndarray, np.ndarray, list[tuple[str, ...]], int]
 
 
 class Skipped(Exception):
     """A step of the same node before this one failed, so this one did not run."""
+
+
+def warm(node: NodeRun) -> None:
+    """Run every bucket of a node on both its buffer sets, with sinks alone."""
+    empty = np.zeros(0, np.int64)
+    for rows, units in node.runner.buckets:
+        for _ in range(2):
+            frame = node.runner.frame(empty, 0, (rows, units))
+            batch = Batch(0, rows, units, [], frame.slots, empty, empty, [], buffers=frame.buffers)
+            for label, resource, write in node.uses:
+                batch.use[label] = resource.plan(batch, write=write)
+            node.node.stage(batch)
+            with torch.inference_mode(), entered(node.node.numerics):
+                node.node.launch(batch)
+            for _, resource, write in node.uses:
+                if write:
+                    resource.commit(batch, empty)
 
 
 class Step:
@@ -56,23 +82,31 @@ class Step:
 
     def assemble(self, units: list[int]) -> None:
         """Build the batch: slots, units, stream items, what each resource planned, the node's static inputs."""
-        seats, node = self.seats, self.node
-        offers = [seat.offer for seat in seats]
-        lanes = [offer.lanes for offer in offers]  # type: ignore[union-attr]
-        rows = [seat.row for seat in seats]
-        n = len(rows)
-        index = np.fromiter([row.slot for row in rows], np.int64, n)
-        counts = np.fromiter(units, np.int64, n)
-        tokens = sum(map(operator.mul, units, map(len, lanes)))
+        node = self.node
+        rows, index, counts, lanes, tokens = self._columns(units)
         frame = node.runner.frame(index, tokens)
         ins, taken = self._take(units)
         self.batch = Batch(
-            n, frame.rows, frame.units, rows, frame.slots, index, counts, lanes, ins, taken, {}, frame.buffers
+            len(rows), frame.rows, frame.units, rows, frame.slots, index, counts, lanes, ins, taken, {}, frame.buffers
         )
         for label, resource, write in node.uses:
             self.batch.use[label] = resource.plan(self.batch, write=write)
             self.planned += 1
         node.node.stage(self.batch)
+
+    def _columns(self, units: list[int]) -> tuple[list[Row], np.ndarray, np.ndarray, list[tuple[str, ...]], int]:
+        """Rows, slots, units, lanes and tokens; a cohort that decodes on and on keeps those of its last step."""
+        last = self.node.cohort
+        offers = [seat.offer for seat in self.seats]
+        if last is not None and last.seats == self.seats and last.offers == offers and last.units == units:
+            return last.columns
+        lanes = [offer.lanes for offer in offers]  # type: ignore[union-attr]
+        rows = [seat.row for seat in self.seats]
+        index = np.fromiter([row.slot for row in rows], np.int64, len(rows))
+        tokens = sum(map(operator.mul, units, map(len, lanes)))
+        columns = rows, index, np.array(units, np.int64), lanes, tokens
+        self.node.cohort = Cohort(self.seats, offers, units, columns)
+        return columns
 
     def _take(self, units: list[int]) -> tuple[dict[str, Packed], dict[str, list[Chunk | None]]]:
         """Take the chunks that the offers name; a split offer takes its next units only."""
@@ -102,13 +136,13 @@ class Step:
         self.takes.append((buffer, buffer.state()))
         return buffer.take(chunk, units if units < offer.units else None)
 
-    def run(self, enter: Enter, done: Callable[[Step], None]) -> None:
+    def run(self, done: Callable[[Step], None]) -> None:
         """On a lane: launch, bring host ports to the host, report. Nothing is raised."""
         try:
             if self.previous is not None and self.previous.error is not None:
                 raise Skipped
             self.began = perf_counter()
-            with torch.inference_mode(), enter(self.node.node.numerics):
+            with torch.inference_mode(), entered(self.node.node.numerics):
                 outputs = self.node.node.launch(self.batch)
                 self.outputs = {name: self._place(name, value) for name, value in outputs.items()}
         except BaseException as error:  # NOTE: a lane outlives every error; the engine decides what it means

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_STEP = np.array([0x9E3779B97F4A7C15], np.uint64)
+_FIRST, _SECOND = np.array([[0xBF58476D1CE4E5B9], [0x94D049BB133111EB]], np.uint64)
+_30, _27, _31, _11 = np.array([[30], [27], [31], [11]], np.uint64)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
     """SplitMix64's output function (Steele, Lea, Flood 2014): a bijection of uint64 with full avalanche."""
-    x = (x ^ (x >> np.uint64(30))) * _FIRST
-    x = (x ^ (x >> np.uint64(27))) * _SECOND
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> _30)
+    x *= _FIRST
+    x ^= x >> _27
+    x *= _SECOND
+    x ^= x >> _31
+    return x
 
 
 def keys(seed: int, subs: int) -> np.ndarray:
@@ -22,6 +26,10 @@ def keys(seed: int, subs: int) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1) with 53 random bits; `positions` (int64, >= 0) broadcasts against `keys`."""
-    x = mix(mix(keys + positions.astype(np.uint64) * _STEP) + _STEP)
-    return (x >> np.uint64(11)) * 2.0**-53
+    """float64 in [0, 1) with 53 random bits; `positions` (int64, >= 0) broadcasts against `keys`.
+
+    Each key is a SplitMix64 generator's start and the position its step count.
+    """
+    x = mix(positions.view(np.uint64) * _STEP + keys)
+    x >>= _11
+    return x * 2.0**-53

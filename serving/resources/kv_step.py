@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from serving.attention import Attend, Layout, sdpa
@@ -15,16 +17,24 @@ class Pool:
 
     k: Tensor
     v: Tensor
+    table: Tensor  # [S, P] int64 block table; row 0 is the sink sequence
     attend: Attend
-    stale: list[int] = field(default_factory=list)  # pages that hold a former owner's values
+    stale: deque[int] = field(default_factory=deque)  # pages that hold a former owner's values
 
     def scrub(self) -> None:
-        """Zero stale values once, before their new owner writes: a masked key counts 0 x value, which must
-        be finite.
+        """Zero stale values once, before their new owner writes: a masked key counts 0 x value, which must be finite.
+
+        The engine thread adds pages while a lane is here.
         """
-        pages, self.stale = self.stale, []
+        pages = [self.stale.popleft() for _ in range(len(self.stale))]
         if pages:
             self.v[:, pages] = 0
+
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole pages; no step in flight writes to either. What is stale goes first: later it would hit copies."""
+        self.scrub()
+        self.k[:, targets] = self.k[:, sources]
+        self.v[:, targets] = self.v[:, sources]
 
 
 @dataclass(slots=True)
@@ -37,6 +47,7 @@ class KVStep:
     total: int
     size: int
     ones: bool
+    places: tuple[Tensor, Tensor] | None = None  # page and offset of each token, found at the first layer
 
     @property
     def positions(self) -> Tensor:
@@ -51,13 +62,13 @@ class KVStep:
     @property
     def last(self) -> Tensor:
         """[size] index into T of each row's last new token in its first lane."""
-        at = 4 * self.total
+        at = 3 * self.total
         return self.block[at : at + self.size]
 
     @property
     def last_second(self) -> Tensor:
         """[size] the same for the second lane; the first's where a row has one lane."""
-        at = 4 * self.total + self.size
+        at = 3 * self.total + self.size
         return self.block[at : at + self.size]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,7 +97,12 @@ class KVStep:
         return sdpa.scores(q, self.pool.k[layer], self.layout, heads)
 
     def _scatter(self, pool: Tensor, values: Tensor) -> None:
-        pages, offsets = self.block[2 * self.total : 4 * self.total].view(2, self.total)
+        if self.places is None:
+            seqs, size = self.block[2 * self.total : 3 * self.total], self.layout.page_size
+            page = self.positions // size
+            column = page if self.layout.ring is None else self.layout.ring.column(page)
+            self.places = self.pool.table[seqs, column], self.positions - page * size
+        pages, offsets = self.places
         pool[pages, :, offsets] = values.to(pool.dtype)
 
     def _copy(self, pool: Tensor, values: Tensor) -> None:
@@ -94,9 +110,10 @@ class KVStep:
         layout, size = self.layout, self.layout.page_size
         for i in range(len(layout.first)):
             at, stop, position = int(layout.starts[i]), int(layout.starts[i + 1]), int(layout.first[i])
-            while at < stop:
-                page, offset = divmod(position, size)
+            columns = np.arange(position // size, (position + stop - at - 1) // size + 1)
+            columns = columns if layout.ring is None else layout.ring.column(columns)
+            for page in layout.table[layout.seqs[i], columns].tolist():
+                offset = position % size
                 count = min(size - offset, stop - at)
-                held = pool[int(layout.table[layout.seqs[i], page])]
-                held[:, offset : offset + count] = values[at : at + count].transpose(0, 1)
+                pool[page, :, offset : offset + count] = values[at : at + count].transpose(0, 1)
                 at, position = at + count, position + count

@@ -21,16 +21,16 @@ class Packing:
     starts: np.ndarray  # [m+1] token offsets
     tokens: np.ndarray  # [T] sequence of each real token
     steps: np.ndarray  # [T] each token's index within its sequence's units
-    heads: np.ndarray  # [n] each row's first sequence
-    seconds: np.ndarray  # [n] each row's second sequence, or its first where it has one
+    last: np.ndarray  # [n] last token of each row's first sequence
+    last_second: np.ndarray  # [n] the same of its second sequence, or of its first where it has one
     ones: bool  # every sequence has exactly one token
 
 
 def pack(b: Batch, lanes: Mapping[str, int]) -> Packing:
     """The packing of a batch. Names that a pool does not have read its only lane (see `lane_of`)."""
     names = b.lanes[0] if b.n else ()
-    if b.n and b.lanes.count(names) == b.n and (b.units == 1).all():
-        return _decode(b.n, tuple(lane_of(lanes, name) for name in names))
+    if b.n and not np.count_nonzero(b.units != 1) and b.lanes.count(names) == b.n:
+        return _decode(b.n, tuple([lane_of(lanes, name) for name in names]))
     counts = np.fromiter((len(held) for held in b.lanes), np.int64, b.n)
     rows = np.repeat(np.arange(b.n), counts)
     index = np.fromiter((lane_of(lanes, name) for held in b.lanes for name in held), np.int64, len(rows))
@@ -65,4 +65,5 @@ def _ragged(rows: np.ndarray, lanes: np.ndarray, units: np.ndarray, heads: np.nd
     np.cumsum(units, out=starts[1:])
     tokens = np.repeat(np.arange(len(rows)), units)
     steps = np.arange(len(tokens)) - starts[tokens]
-    return Packing(rows, lanes, units, starts, tokens, steps, heads, seconds, bool((units == 1).all()))
+    last = starts[1:] - 1
+    return Packing(rows, lanes, units, starts, tokens, steps, last[heads], last[seconds], bool((units == 1).all()))

@@ -1,24 +1,27 @@
 """Keys and values in pages: who holds which, and what a step may write and read.
 
-A sequence belongs to an owner and a lane. Its pages are taken when the owner is admitted, so that planning a
-step only advances lengths and fills index buffers; the block table is resident and changes in place.
+A sequence belongs to an owner and a lane. Its pages are taken when the owner is admitted, so that planning a step
+only advances lengths and fills index buffers; the block table is resident and changes in place.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from serving.attention import Layout, attend_with
+from serving.attention import Layout, Ring, attend_with
 from serving.core.contract import MAIN, Batch, Resource
 from serving.errors import SetupError
 from serving.resources.kv_step import KVStep, Pool
 from serving.resources.packing import Packing, lane_of, pack
 from serving.resources.pages import Pages
+from serving.resources.prefix import PrefixCache, page_keys
+from serving.resources.sequences import Sequences
 from serving.resources.staging import Block
 
 _numbers = itertools.count()
@@ -32,11 +35,21 @@ class Held:
     slots: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A sequence on the host: its length, and k, v of the positions that count, [L, layers, Hk, D]."""
+
+    length: int
+    k: Tensor
+    v: Tensor
+
+
 class PagedKV(Resource):
     """A pool [layers, pages + 1, kv_heads, page_size, head_dim] each for keys and values; page 0 is the sink.
 
-    `slots`: seats that steps address. `owners`: most owners at once (sessions may outlive their seats).
-    `scale` multiplies the dot products, head_dim ** -0.5 by default.
+    `slots`: seats that steps address. `owners`: most owners at once (sessions may outlive their seats). `scale`
+    multiplies the dot products, head_dim ** -0.5 by default. `window`: a query sees so many keys, itself included,
+    and the first `sinks`; then a sequence holds a bounded ring of pages, and a step writes at most `step` tokens in it.
     """
 
     def __init__(
@@ -56,27 +69,24 @@ class PagedKV(Resource):
         numerics: str = "fast",
         attention: str | None = None,
         scale: float | None = None,
+        window: int | None = None,
+        sinks: int = 0,
+        step: int = 512,
     ) -> None:
-        if min(layers, kv_heads, head_dim, page_size, pages, slots, max_len) < 1 or not lanes:
+        if min(layers, kv_heads, head_dim, page_size, pages, slots, max_len, window or 1, step) < 1 or not lanes:
             raise SetupError("every size of a paged cache is at least 1, and it has at least one lane")
-        self.capacity = pages
-        self.page_size, self.max_len = page_size, max_len
+        self.capacity, self.page_size, self.step = pages, page_size, step
         self.scale = head_dim**-0.5 if scale is None else scale
-        self.names = lanes
-        self.lanes = {name: i for i, name in enumerate(lanes)}
-        shape = (layers, pages + 1, kv_heads, page_size, head_dim)
-        self.pool = Pool(
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
-            attend_with(attention, numerics),
-        )
+        self.names, self.lanes = lanes, {name: i for i, name in enumerate(lanes)}
+        self.ring = None if window is None else Ring(window, sinks, page_size, 2 * step)
         self.pages = Pages(pages)
         count = (owners or 4 * slots) * len(lanes)
-        self.table = np.zeros((count + 1, -(-max_len // page_size)), np.int64)  # [S, P]; sequence 0 is the sink
-        self.length = np.zeros(count + 1, np.int64)
-        self.room = np.zeros(count + 1, np.int64)  # tokens that a sequence's pages hold
+        self.seqs = Sequences(self.pages, page_size, count, max_len, self.ring, device)
+        shape = (layers, pages + 1, kv_heads, page_size, head_dim)
+        k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.pool = Pool(k, v, self.seqs.device, attend_with(attention, numerics))
+        self.cache = PrefixCache(self.pages)
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
-        self._spare = deque(range(1, count + 1))
         self._held: dict[str, Held] = {}
         self._owner: dict[int, str] = {}  # slot -> owner
         self._past: dict[int, np.ndarray] = {}  # step in flight -> its rows that went past their room
@@ -84,40 +94,36 @@ class PagedKV(Resource):
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Pages for `units` tokens in each lane; more than there are if a sequence may not grow so long."""
-        if units > self.max_len:
+        if units > self.seqs.max_len:
             return self.capacity + 1
-        return min(len(lanes), len(self.lanes)) * -(-units // self.page_size)
+        return min(len(lanes), len(self.lanes)) * self.seqs.pages_for(units)
+
+    def worst(self) -> int:
+        return self.need(self.names, self.seqs.max_len)
 
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         """Room for `units` more tokens than each lane has stored, or nothing and False."""
         held = self._held.get(owner) or Held()
         names = sorted({self.names[lane_of(self.lanes, name)] for name in lanes})
-        wants = [self._missing(held.seqs.get(name, 0), units) for name in names]
+        wants = [self.seqs.missing(held.seqs.get(name, 0), units) for name in names]
         fresh = [name for name in names if name not in held.seqs]
-        if None in wants or sum(want or 0 for want in wants) > self.pages.free or len(fresh) > len(self._spare):
+        if None in wants or len(fresh) > len(self.seqs.spare) or not self._free(sum(want or 0 for want in wants)):
             return False
         self._held[owner] = held
         for name in fresh:
-            held.seqs[name] = self._spare.popleft()
+            held.seqs[name] = self.seqs.spare.popleft()
         for name, want in zip(names, wants, strict=True):
-            self._grow(held.seqs[name], want or 0)
+            self.pool.stale.extend(self.seqs.grow(held.seqs[name], want or 0))
         for slot in held.slots:
             self._point(slot, held)
         return True
 
-    def _missing(self, seq: int, units: int) -> int | None:
-        """Pages that a sequence lacks for `units` more tokens; None: it may not grow so long."""
-        total = int(self.length[seq]) + units
-        if total > self.max_len:
-            return None
-        return max(0, -(-total // self.page_size) - int(self.room[seq]) // self.page_size)
-
-    def _grow(self, seq: int, count: int) -> None:
-        held = int(self.room[seq]) // self.page_size
-        taken = self.pages.take(count)
-        self.table[seq, held : held + count] = taken
-        self.room[seq] += count * self.page_size
-        self.pool.stale.extend(taken)
+    def _free(self, count: int) -> bool:
+        """Whether so many pages are free, once the prefix cache has given what it must."""
+        lacking = count - self.pages.free
+        if lacking > 0 and self.cache.evictable() >= lacking:
+            self.cache.evict(lacking)
+        return self.pages.free >= count
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot finds the owner's sequences; an owner without any finds the sink."""
@@ -138,17 +144,24 @@ class PagedKV(Resource):
     def plan(self, b: Batch, *, write: bool) -> KVStep:
         """Index buffers and the layout of the step. A writing step advances the lengths at once."""
         packed = pack(b, self.lanes)
-        seqs = self.seq[b.index[packed.rows], packed.lanes]
-        first = lengths = self.length[seqs]
+        seqs = self._seqs(b, packed)
+        first = lengths = self.seqs.length.take(seqs)
         if write:
             lengths = first + packed.units
-            self.length[seqs] = lengths
-            if (lengths > self.room[seqs]).any():
-                self._past[id(b)] = np.unique(packed.rows[lengths > self.room[seqs]])
+            self.seqs.length[seqs] = lengths
+            if np.count_nonzero(lengths > self.seqs.room.take(seqs)):
+                self._past[id(b)] = np.unique(packed.rows[lengths > self.seqs.room[seqs]])
                 seqs, first, lengths = self._void(seqs, first, lengths)
-        layout = Layout(packed.starts, first, lengths, seqs, self.table, self.page_size, write, self.scale)
-        block = self._fill(b, packed, layout)
-        return KVStep(self.pool, layout, block, b.total, b.size, packed.ones)
+            if self.ring is not None and packed.units.max(initial=0) > self.step:
+                raise ValueError(f"a step writes at most {self.step} tokens into a window")
+        layout = Layout(
+            packed.starts, first, lengths, seqs, self.seqs.table, self.page_size, write, self.scale, self.ring
+        )
+        return KVStep(self.pool, layout, self._fill(b, packed, layout), b.total, b.size, packed.ones)
+
+    def _seqs(self, b: Batch, packed: Packing) -> np.ndarray:
+        """[m] the sequences of the batch's rows and lanes."""
+        return self.seq.ravel().take(b.index.take(packed.rows) * len(self.names) + packed.lanes)
 
     def _void(self, seqs: np.ndarray, first: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
         """Send sequences past their room to the sink.
@@ -156,27 +169,25 @@ class PagedKV(Resource):
         A step that runs ahead may carry a row that has just filled its room and is found finished one step
         later. `commit` refuses such units if they are kept.
         """
-        room = self.room[seqs]
+        room = self.seqs.room[seqs]
         over = lengths > room
         if (first[over] != room[over]).any():
             raise ValueError("a step writes more than its owner has reserved")
         return np.where(over, 0, seqs), np.where(over, 0, first), np.where(over, lengths - first, lengths)
 
-    def _fill(self, b: Batch, packed: Packing, layout: Layout) -> torch.Tensor:
-        """positions, rows, pages, offsets [T each], last, last_second [size each]."""
-        block = Block(b, self._name, 4 * b.total + 2 * b.size)
-        positions = layout.first[packed.tokens] + packed.steps
-        block.put(positions, b.total)
-        block.put(packed.rows[packed.tokens], b.total, b.size - 1)
-        if layout.causal:
-            page, offset = np.divmod(positions, self.page_size)
-            block.put(self.table[layout.seqs[packed.tokens], page], b.total)
-            block.put(offset, b.total)
+    def _fill(self, b: Batch, packed: Packing, layout: Layout) -> Tensor:
+        """positions, rows, sequences [T each], last, last_second [size each]."""
+        block = Block(b, self._name, 3 * b.total + 2 * b.size)
+        if packed.ones:
+            block.put(layout.first, b.total)
+            block.put(packed.rows, b.total, b.size - 1)
+            block.put(layout.seqs, b.total)
         else:
-            block.at += 2 * b.total
-        last = packed.starts[1:] - 1
-        block.put(last[packed.heads], b.size)
-        block.put(last[packed.seconds], b.size)
+            block.put(layout.first.take(packed.tokens) + packed.steps, b.total)
+            block.put(packed.rows.take(packed.tokens), b.total, b.size - 1)
+            block.put(layout.seqs.take(packed.tokens), b.total)
+        block.put(packed.last, b.size)
+        block.put(packed.last_second, b.size)
         return block.push()
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
@@ -185,19 +196,68 @@ class PagedKV(Resource):
         if past is not None and kept[past].any():
             raise ValueError("a step kept more than its owner has reserved")
         lost = b.units - kept
-        if lost.any():
+        if np.count_nonzero(lost):
             packed = pack(b, self.lanes)
-            self.length[self.seq[b.index[packed.rows], packed.lanes]] -= lost[packed.rows]
+            self.seqs.length[self._seqs(b, packed)] -= lost[packed.rows]
 
     def truncate(self, owner: str, length: int, lanes: tuple[str, ...] | None = None) -> None:
-        """Forget what the owner stored from position `length` on; its pages stay reserved."""
+        """Forget what the owner stored from position `length` on; its room stays. No step of it is in flight."""
         for name, seq in self._held[owner].seqs.items():
             if lanes is None or name in lanes:
-                self.length[seq] = min(length, int(self.length[seq]))
+                self.seqs.truncate(seq, length, self.pool.copy)
+
+    def fork(self, source: str, target: str, lanes: Mapping[str, str] | None = None) -> None:
+        """Let the target's empty lanes go on where the source's are, sharing full pages.
+
+        `lanes` maps source lanes to target lanes, by default each to itself. The target has reserved its room; no
+        step of either is in flight.
+        """
+        mine, theirs = self._held[source].seqs, self._held[target].seqs
+        for lane, other in (lanes or {name: name for name in mine}).items():
+            self.seqs.fork(mine[lane], theirs[other], self.pool.copy)
+
+    def adopt(self, owner: str, content: Sequence[int | bytes], lane: str = MAIN[0]) -> int:
+        """Begin an empty lane with the pages of a known prefix of `content`; returns the tokens that it has now.
+
+        At least one token of `content` is left to compute. Items are token ids or media keys (`prefix.media_key`).
+        """
+        keys = page_keys(content, self.page_size, lane)
+        pages = self.cache.match(keys[: (len(content) - 1) // self.page_size])
+        if self.ring is not None or not pages:
+            return 0
+        self.seqs.adopt(self._held[owner].seqs[lane], pages)
+        return len(pages) * self.page_size
+
+    def publish(self, owner: str, content: Sequence[int | bytes], lane: str = MAIN[0]) -> None:
+        """Offer the owner's full pages to later owners; `content` says what its first tokens are, all committed."""
+        if self.ring is None:
+            keys = page_keys(content, self.page_size, lane)
+            self.cache.publish(keys, self.seqs.table[self._held[owner].seqs[lane], : len(keys)].tolist())
+
+    def save(self, owner: str) -> dict[str, Saved]:
+        """Copies on the host of what the owner has stored, by lane; no step of it is in flight."""
+        return {name: self._save(seq) for name, seq in self._held[owner].seqs.items()}
+
+    def _save(self, seq: int) -> Saved:
+        pages, offsets = self.seqs.places(seq)
+        k, v = (pool[:, pages, :, offsets].to("cpu", copy=True) for pool in (self.pool.k, self.pool.v))
+        return Saved(int(self.seqs.length[seq]), k, v)
+
+    def restore(self, owner: str, saved: Mapping[str, Saved]) -> None:
+        """Put back what `save` returned into lanes of the same room; they have been reserved and are empty."""
+        self.pool.scrub()
+        for name, state in saved.items():
+            seq = self._held[owner].seqs[name]
+            if state.length > self.seqs.room[seq]:
+                raise ValueError("the owner has not reserved room for what was saved")
+            self.seqs.length[seq] = state.length
+            pages, offsets = self.seqs.places(seq)
+            self.pool.k[:, pages, :, offsets] = state.k.to(self.pool.k.device)
+            self.pool.v[:, pages, :, offsets] = state.v.to(self.pool.v.device)
 
     def stored(self, owner: str, lane: str = MAIN[0]) -> int:
         """Tokens stored in the owner's lane, steps in flight included."""
-        return int(self.length[self._held[owner].seqs[lane]])
+        return int(self.seqs.length[self._held[owner].seqs[lane]])
 
     def release(self, owner: str) -> None:
         held = self._held.pop(owner, None)
@@ -207,7 +267,4 @@ class PagedKV(Resource):
             del self._owner[slot]
             self.seq[slot] = 0
         for seq in held.seqs.values():
-            self.pages.drop(self.table[seq, : self.room[seq] // self.page_size].tolist())
-            self.table[seq] = 0
-            self.length[seq] = self.room[seq] = 0
-            self._spare.append(seq)
+            self.seqs.drop(seq)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -57,14 +58,14 @@ class Positions(Resource):
     def plan(self, b: Batch, *, write: bool) -> Tensor:
         """[T], or [axes, T] where there are several; padding is 0."""
         packed = pack(b, self.lanes)
-        start = self.count[b.index]
+        start = self.count.take(b.index)
         if write:
             self.count[b.index] = start + b.units
-        rows = packed.rows[packed.tokens]
-        counted = start[rows] + packed.steps
-        found = np.broadcast_to(counted + self.offset[b.index][rows], (self.axes, len(rows)))
+        rows = packed.rows if packed.ones else packed.rows.take(packed.tokens)
+        counted = start.take(rows) + packed.steps
+        found: Sequence[np.ndarray] = [counted + self.offset.take(b.index).take(rows)] * self.axes
         if self._given:
-            found = self._prompts(b, start, rows, counted, found)
+            found = list(self._prompts(b, start, rows, counted, np.array(found)))
         block = Block(b, self._name, self.axes * b.total)
         for axis in found:
             block.put(axis, b.total)
@@ -75,7 +76,6 @@ class Positions(Resource):
         self, b: Batch, start: np.ndarray, rows: np.ndarray, counted: np.ndarray, found: np.ndarray
     ) -> np.ndarray:
         """Put the given positions where a row is still in its prompt."""
-        found = found.copy()
         for row, slot in enumerate(b.index.tolist()):
             given = self._given.get(slot)
             if given is not None and start[row] < given.shape[1]:
@@ -84,7 +84,9 @@ class Positions(Resource):
         return found
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
-        self.count[b.index] -= b.units - kept
+        lost = b.units - kept
+        if np.count_nonzero(lost):
+            self.count[b.index] -= lost
 
     def release(self, owner: str) -> None:
         self._owners.discard(owner)

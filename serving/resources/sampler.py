@@ -167,21 +167,27 @@ class Sampler(Resource):
 
     def plan(self, b: Batch, *, write: bool) -> SamplerStep:
         index = b.index
-        position = self.position[index] + b.units
+        position = self.position.take(index) + b.units
         self.position[index] = position
-        flags = self.flags[:, index]
+        flags = self.flags.take(index, 1)
         found = int(np.bitwise_or.reduce(flags, axis=None))
         u = None
         if found & WARM:
             u = b.buffer(self._name, (len(self.subs), b.size), torch.float64)
-            drawn = draws.uniform(self.keys[:, index], position)
-            u[:, : b.n].copy_(torch.from_numpy(drawn), non_blocking=True)
+            self._stage(u, draws.uniform(self.keys.take(index, 1), position))
         due = position >= self.prompt[index] if found & PENALTY else None
         return SamplerStep(self, b.slots, flags, found, u, due)
 
+    def _stage(self, u: Tensor, drawn: np.ndarray) -> None:
+        n = drawn.shape[1]
+        if u.device.type == "cpu":
+            u.numpy()[:, :n] = drawn
+        else:
+            u[:, :n].copy_(torch.from_numpy(drawn).pin_memory(), non_blocking=True)
+
     def commit(self, b: Batch, kept: np.ndarray) -> None:
         lost = b.units - kept
-        if lost.any():
+        if np.count_nonzero(lost):
             self.position[b.index] -= lost
             for step in b.use.values():
                 if isinstance(step, SamplerStep) and step.sampler is self:

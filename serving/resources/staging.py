@@ -26,11 +26,11 @@ class Block:
 
     def put(self, values: np.ndarray, width: int, padding: int = 0) -> None:
         """The next `width` entries: `values`, then `padding`."""
-        stop = self.at + len(values)
-        self.host[self.at : stop] = values
-        self.at += width
-        if stop < self.at:
-            self.host[stop : self.at] = padding
+        at, count = self.at, len(values)
+        self.host[at : at + count] = values
+        self.at = at + width
+        if count < width:
+            self.host[at + count : self.at] = padding
 
     def push(self) -> Tensor:
         if self.pinned is not None:

@@ -45,9 +45,7 @@ def resample(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
 def _convolve(samples: np.ndarray, bank: np.ndarray, down: int, count: int) -> np.ndarray:
     up, taps = bank.shape
     after = taps - 1 - (taps - 1) // 2
-    before = (
-        taps + -(taps + after) % down
-    )  # a whole number of output steps, and no less than the filter needs
+    before = taps + -(taps + after) % down  # a whole number of output steps, and no less than the filter needs
     padded = _mirrored(samples.astype(np.float64), before, taps)
     out = upfirdn(bank[:, ::-1].T.ravel(), padded, up, down)
     first = (before + after) * up // down

@@ -5,12 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
-from naive import Naive
 
 from models.registry import cards, load
+from models.toy.tests.naive import Naive
 from serving.core.contract import Options, Packed, Task
 from serving.core.engine import Engine, EngineSettings
-from serving.errors import BadRequest, Busy, Cancelled, Overloaded
+from serving.errors import BadRequest, Busy, Cancelled, Overloaded, SetupError
 
 TEXTS = ("hello there. this is it. fine", "a", "one two three four five. six", "no. yes. no. yes.")
 numbers = itertools.count()
@@ -29,8 +29,8 @@ class Bench:
     """An engine over the toy, and what a client does with it."""
 
     def __init__(self, capture="eager", numerics="invariant", rows=8, model=None, resources=None, **settings):
-        options = Options(rows=rows, numerics=numerics, model=model or {}, resources=resources or {})
-        self.engine = Engine([load("toy", options)], EngineSettings(capture=capture, **settings))
+        options = Options(rows=rows, numerics=numerics, capture=capture, model=model or {}, resources=resources or {})
+        self.engine = Engine([load("toy", options)], EngineSettings(**settings))
 
     async def __aenter__(self):
         await self.engine.start()
@@ -51,13 +51,13 @@ class Bench:
         return np.concatenate(await self.collect("audio", "speak", {"text": text}, **fields))
 
     async def idle(self):
-        """Until nothing runs; then nothing may be held."""
-        while self.engine.stats()["requests"]:
-            await asyncio.sleep(0.005)
-        await self.engine.ask(lambda: None)
+        """Until the last step in flight is back; then nothing may be held."""
         model = self.engine.models["toy"]
+        deadline = asyncio.get_running_loop().time() + 10
+        while self.engine.stats()["requests"] or len(model.free) < model.rows:
+            assert asyncio.get_running_loop().time() < deadline, self.engine.stats()
+            await asyncio.sleep(0.005)
         kv = model.graph.resources["kv"]
-        assert len(model.free) == model.rows
         assert kv.pages.free == kv.capacity
         assert all(not node.live and not node.groups for node in model.nodes.values())
 
@@ -172,11 +172,15 @@ async def test_cancelling_some_leaves_the_others_bytes_and_nothing_else():
         await bench.idle()
 
 
-async def test_more_than_a_pool_holds_is_refused_at_once():
-    async with Bench(resources={"kv": {"pages": 4}}) as bench:
-        with pytest.raises(BadRequest, match="of kv, which holds 4"):
-            await bench.speak("a rather long sentence", max_new_tokens=60)
-        assert len(await bench.speak("a", max_new_tokens=8))
+def test_a_cap_that_a_pool_cannot_hold_refuses_to_start():
+    with pytest.raises(SetupError, match=r"kv holds 130, and a request may need 64: .* 8 does not fit; at most 2 do"):
+        Bench(resources={"kv": {"pages": 130}})
+
+
+async def test_more_than_a_sequence_may_hold_is_refused_at_once():
+    async with Bench() as bench:
+        with pytest.raises(BadRequest, match="use at most 500"):
+            await bench.speak("eleven char", max_new_tokens=256 * 2)
         await bench.idle()
 
 

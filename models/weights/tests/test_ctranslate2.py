@@ -22,12 +22,7 @@ def variable(name: str, tensor: torch.Tensor, *, dtype: int | None = None, size:
 
 
 def model_file(variables: list[bytes], aliases: list[tuple[str, str]] = (), version: int = 6) -> bytes:
-    body = (
-        struct.pack("<I", version)
-        + text("ToySpec")
-        + struct.pack("<II", 3, len(variables))
-        + b"".join(variables)
-    )
+    body = struct.pack("<I", version) + text("ToySpec") + struct.pack("<II", 3, len(variables)) + b"".join(variables)
     return body + struct.pack("<I", len(aliases)) + b"".join(text(a) + text(b) for a, b in aliases)
 
 

@@ -28,9 +28,7 @@ def wheel(tmp_path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(PATH, DATA)
         archive.writestr("toyweights/__init__.py", "raise RuntimeError('imported')")
-        archive.writestr(
-            "toyweights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toyweights\nVersion: 1.0\n"
-        )
+        archive.writestr("toyweights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toyweights\nVersion: 1.0\n")
         archive.writestr("toyweights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("toyweights-1.0.dist-info/RECORD", "")
     return path
@@ -114,9 +112,7 @@ def test_what_fails_half_way_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError, match="stop"):
         published(tmp_path / "entry", fail)
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
-    assert (
-        published(tmp_path / "entry", lambda path: path.write_text("whole") and None).read_text() == "whole"
-    )
+    assert published(tmp_path / "entry", lambda path: path.write_text("whole") and None).read_text() == "whole"
 
 
 def test_a_conversion_runs_once(tmp_path):

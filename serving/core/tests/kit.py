@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from contextlib import asynccontextmanager
 
@@ -55,3 +56,11 @@ async def submit(engine, inputs=None, **options):
 async def outputs(handle, port):
     """Everything that came out of a port, item by item."""
     return [item for output in [o async for o in handle] if output.port == port for item in output.value]
+
+
+async def settled(engine, rows=8):
+    """Until every slot has come back."""
+    deadline = asyncio.get_running_loop().time() + 10
+    while engine.stats()["free_slots"]["paper"] < rows:
+        assert asyncio.get_running_loop().time() < deadline, engine.stats()
+        await asyncio.sleep(0.002)

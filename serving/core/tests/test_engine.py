@@ -3,16 +3,15 @@
 import asyncio
 import threading
 import time
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from kit import Paper, outputs, running, submit
 
 from serving.core.contract import Edge, Emit, Node, Offer, Packed, Piece, Settled, Verdict
 from serving.core.scheduler import Rules
 from serving.core.streams import Available, Each
+from serving.core.tests.kit import Paper, outputs, running, settled, submit
 from serving.errors import EngineDead, StepFailed, Timeout
 
 
@@ -60,29 +59,40 @@ async def test_rows_of_different_lengths_count_in_order():
         ]
 
 
-async def test_run_ahead_keeps_the_device_busy():
-    """64 rows; a sleep stands for the device. Between steps it may idle for less than 5 % of the time."""
-    node = Counter(work=0.004)
-    async with running(Paper([node], COUNTS, pieces=count_to), rows=64) as engine:
-        handles = [await submit(engine, {"until": 120}) for _ in range(64)]
-        await asyncio.gather(*(outputs(h, "counts") for h in handles))
-        traces = [t for t in engine.traces if t.rows == 64]
-    gaps = [b.began - a.began - a.seconds for a, b in pairwise(traces)]
-    span = traces[-1].began - traces[0].began
-    assert len(traces) > 100
-    assert sum(gaps) < 0.05 * span
+class Ahead(Counter):
+    """Each step waits until the next one has been staged, and counts the times that it waited in vain."""
+
+    def __init__(self, patience):
+        super().__init__()
+        self.patience, self.staged, self.alone = patience, threading.Condition(), 0
+        self.stages = 0
+
+    def stage(self, b):
+        with self.staged:
+            self.stages += 1
+            self.staged.notify_all()
+
+    def launch(self, b):
+        out = super().launch(b)
+        if (out["count"].numpy() < self.until[b.index]).all():
+            with self.staged:
+                self.alone += not self.staged.wait_for(lambda: self.stages > len(self.launched), self.patience)
+        return out
 
 
-async def test_without_run_ahead_the_device_idles():
-    """The control of the test before: one step in flight at a time leaves gaps that it would catch."""
-    node = Counter(work=0.001)
-    node.settle = lambda b, out, settle=node.settle: (time.sleep(0.001), settle(b, out))[1]
-    async with running(Paper([node], COUNTS, pieces=count_to), rows=64, rules=Rules(depth=1)) as engine:
-        handles = [await submit(engine, {"until": 60}) for _ in range(64)]
-        await asyncio.gather(*(outputs(h, "counts") for h in handles))
-        traces = [t for t in engine.traces if t.rows == 64]
-    gaps = [b.began - a.began - a.seconds for a, b in pairwise(traces)]
-    assert sum(gaps) > 0.2 * (traces[-1].began - traces[0].began)
+async def test_the_next_step_is_staged_while_one_runs():
+    node = Ahead(patience=10.0)
+    async with running(Paper([node], COUNTS, pieces=count_to)) as engine:
+        assert await outputs(await submit(engine, {"until": 40}), "counts") == list(range(1, 41))
+    assert node.alone == 0
+
+
+async def test_with_one_step_in_flight_nothing_is_staged_meanwhile():
+    """The control of the test before."""
+    node = Ahead(patience=0.02)
+    async with running(Paper([node], COUNTS, pieces=count_to), rules=Rules(depth=1)) as engine:
+        await outputs(await submit(engine, {"until": 10}), "counts")
+    assert node.alone == 9
 
 
 class Poisoned(Counter):
@@ -103,7 +113,7 @@ async def test_a_row_that_fails_harms_no_other():
         with pytest.raises(StepFailed, match="counter failed: ValueError: thirteen"):
             await outputs(handles[1], "counts")
         assert await good == [list(range(1, 6)), list(range(1, 10))]
-        assert engine.stats()["free_slots"]["paper"] == 8
+        await settled(engine)
         assert engine.state == "ready"
 
 
@@ -200,7 +210,7 @@ async def test_a_generator_that_raises_fails_its_request_only():
         with pytest.raises(StepFailed, match="no more"):
             await outputs(bad, "counts")
         assert await outputs(good, "counts") == [1, 2]
-        assert engine.stats()["free_slots"]["paper"] == 8
+        await settled(engine)
 
 
 async def test_waiting_too_long_is_a_timeout():
@@ -221,7 +231,7 @@ async def test_a_client_that_leaves_stops_its_row_within_a_step():
         launched = len(node.launched)
         await asyncio.sleep(0.05)
         assert len(node.launched) <= launched + 2
-        assert engine.stats()["free_slots"]["paper"] == 8
+        await settled(engine)
 
 
 async def test_stopping_fails_what_still_runs_and_ends_the_threads():

@@ -35,9 +35,7 @@ def test_the_scale_inverts():
 @pytest.mark.parametrize("seconds", [0.5, 3.21])
 def test_log_mel_is_whispers(n_mels, seconds):
     generator = torch.Generator().manual_seed(1)
-    samples = torch.randn(int(seconds * 16_000), generator=generator) * torch.linspace(
-        0, 0.5, int(seconds * 16_000)
-    )
+    samples = torch.randn(int(seconds * 16_000), generator=generator) * torch.linspace(0, 0.5, int(seconds * 16_000))
     assert torch.equal(log_mel(samples, n_mels), log_mel_spectrogram(samples, n_mels))
 
 
@@ -49,9 +47,7 @@ def test_resampling_is_swresamples(rate):
         assert np.abs(part - expected[name]).max() < 2e-7, name
 
 
-@pytest.mark.parametrize(
-    ("rate", "target"), [(44_100, 16_000), (8_000, 16_000), (16_000, 24_000), (22_050, 24_000)]
-)
+@pytest.mark.parametrize(("rate", "target"), [(44_100, 16_000), (8_000, 16_000), (16_000, 24_000), (22_050, 24_000)])
 def test_a_tone_stays_a_tone(rate, target):
     n = 2 * rate
     out = resample(np.sin(2 * np.pi * 440 * np.arange(n) / rate).astype(np.float32), rate, target)

@@ -1,0 +1,30 @@
+"""What every suite of this repository shares: how to load and to serve a registry key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from models import registry
+from perf.launch import running, toolkit
+from serving.core.contract import Options
+
+pytest_plugins = ["pytester"]
+
+
+def pytest_parity_load(key: str, options: Mapping[str, Any], config: pytest.Config) -> Any:
+    """The port of a key in exact numerics, unless the suite asks otherwise."""
+    return registry.load(key, Options(**{"profile": "exact", "device": config.getoption("parity_device"), **options}))
+
+
+@contextmanager
+def pytest_parity_serve(key: str, options: Mapping[str, Any], config: pytest.Config) -> Iterator[str]:
+    """`toolkit serve KEY` on a free port; an option `numerics="invariant"` becomes `--numerics invariant`."""
+    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    with TemporaryDirectory() as logs, running(toolkit(key, *flags), Path(logs)) as server:
+        yield server.target.url

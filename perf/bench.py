@@ -1,0 +1,123 @@
+"""`run_bench`: what `toolkit bench` asks for, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from models.registry import card
+from perf import launch, session
+from perf.arrivals import closed
+from perf.client.routes import Target
+from perf.launch import Launch
+from perf.peers import peer
+from perf.schema import Load, Run, read_run
+from perf.session import Say, Settings
+from perf.sweep import KneeSweep, RateSearch
+from perf.workloads import default, from_path
+from serving.errors import BadRequest, SetupError, nearest
+
+# The bench's routes by the names that people use for them: OpenAI's paths and the task kinds of the contract.
+ROUTES = {
+    "speech": "speech",
+    "speak": "speech",
+    "transcription": "transcription",
+    "transcriptions": "transcription",
+    "transcribe": "transcription",
+    "chat": "chat",
+}
+VERIFIED = 8  # answers a point that `verify=True` compares
+
+
+def run_bench(
+    *,
+    keys: Sequence[str] = (),
+    url: str | None = None,
+    route: str | None = None,
+    model: str | None = None,
+    concurrency: Sequence[int] = (1, 8),
+    rate: Sequence[float] = (),
+    requests: int | None = None,
+    warmup: int | None = None,
+    seconds: float | None = None,
+    repeats: int = 1,
+    peers: Sequence[str] = (),
+    workload: Path | None = None,
+    slos: Mapping[str, float] | None = None,
+    body: Mapping[str, Any] | None = None,
+    timeout: float = 120.0,
+    verify: bool | int = False,
+    seed: int = 0,
+    out: Path | None = None,
+    resume: bool = False,
+    find: Literal["knee", "rate"] | None = None,
+    experimental: bool = False,
+    serve_options: Sequence[str] = (),
+    api_key: str | None = None,
+    say: Say = lambda line: None,
+) -> Run:
+    """Measure registry keys (a server is started for each), a server at `url`, and peers, in one run.
+
+    `concurrency`: closed loops; `rate`: open Poisson loops instead, requests a second. `seconds`, `timeout`: of a
+    point, of a request. `slos`: metric -> limit. `body`: fields added to each request. `workload`: a folder of
+    recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set loads, sweep the
+    concurrency to the knee, or search for the highest rate that holds the `slos`.
+
+    Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
+    returns what there is, marked partial.
+    """
+    chosen = route_of(keys, route)
+    options = [*serve_options, *(["--experimental"] if experimental else [])]
+    targets: list[Target | Launch] = [launch.toolkit(key, *options) for key in keys]
+    if url:
+        targets.append(Target(url, model or _only_model(url, api_key), label=model or "server", api_key=api_key))
+    targets += [peer(name, chosen) for name in peers]
+    loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
+    settings = Settings(
+        requests=requests,
+        warmup=warmup,
+        seconds=seconds,
+        repeats=repeats,
+        timeout=timeout,
+        seed=seed,
+        slos=slos or {},
+        body=body or {},
+        verify=VERIFIED if verify is True else int(verify),
+    )
+    items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
+    earlier = read_run(out / "run.json") if resume and out else None
+    planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None
+    return session.measure(targets, chosen, items, loads, settings, out=out, resume=earlier, say=say, planner=planner)
+
+
+def route_of(keys: Sequence[str], route: str | None) -> str:
+    """The route that is asked for, or the one that every key serves."""
+    if route is not None:
+        if route not in ROUTES:
+            raise BadRequest(f'No bench for route "{route}".{nearest(route, ROUTES)}', param="route")
+        return ROUTES[route]
+    if not keys:
+        raise BadRequest("Say which route to bench: speech, transcription or chat.", param="route")
+    served = [{ROUTES[task] for task in card(key).tasks if task in ROUTES} for key in keys]
+    shared = sorted(set.intersection(*served))
+    if len(shared) != 1:
+        each = ", ".join(f"{key}: {'/'.join(sorted(own)) or 'none'}" for key, own in zip(keys, served, strict=True))
+        raise BadRequest(
+            f"These keys do not share exactly one route ({each}); bench them apart, or name one.", param="route"
+        )
+    return shared[0]
+
+
+def _only_model(url: str, api_key: str | None) -> str:
+    """The name of the one model that a server lists."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        names = [m["id"] for m in httpx.get(url.rstrip("/") + "/v1/models", headers=headers).json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise SetupError(f"{url} does not list its models ({error}); name one.") from error
+    if len(names) != 1:
+        raise BadRequest(f"{url} serves {len(names)} models; name one of: {', '.join(sorted(names))}.", param="model")
+    return str(names[0])

@@ -1,0 +1,156 @@
+"""CPU time of the engine thread a step: a decode loop whose launch does nothing, with paged KV and a sampler.
+
+    python -m perf.engine_overhead
+
+Prints the median over steps at 64 and 128 rows, and the growth from 10 to 1,000 queued requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serving.core.contract import (
+    Batch,
+    Card,
+    Edge,
+    Graph,
+    LoadedModel,
+    Need,
+    Node,
+    Offer,
+    Options,
+    Packed,
+    Piece,
+    Row,
+    Settled,
+    Steps,
+    Task,
+    Verdict,
+)
+from serving.core.engine import Engine, EngineSettings
+from serving.core.streams import Each
+from serving.resources import PagedKV, Sampler, SamplingParams, StateSlots
+
+TOKENS = 300
+
+
+class Loop(Node):
+    """One token a step until `TOKENS`; launch returns a constant."""
+
+    name, writes = "loop", ("kv", "sampler", "state")
+    DECODE = Offer(("decode",), repeats=True)
+
+    def __init__(self, rows: int, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.left = np.zeros(rows + 1, np.int64)
+        self.tokens = torch.zeros(rows, dtype=torch.int64)
+
+    def begin(self, row: Row) -> None:
+        self.left[row.slot] = TOKENS
+        self.sampler.set(row.slot, SamplingParams(temperature=1.0, top_k=50), row.seed)
+
+    def offer(self, row: Row) -> Offer:
+        return self.DECODE
+
+    def launch(self, b: Batch) -> Mapping[str, Tensor]:
+        return {"token": self.tokens[: b.size]}
+
+    def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
+        self.left[b.index] -= 1
+        verdicts = np.where(self.left[b.index] <= 0, Verdict.DONE, Verdict.AGAIN)
+        return Settled(verdicts, {"token": Packed(out["token"][: b.n], np.ones(b.n, np.int64))})
+
+
+class Empty:
+    """A model that decodes nothing."""
+
+    def __init__(self, rows: int) -> None:
+        sampler = Sampler(slots=rows, vocab=1000)
+        kv = PagedKV(layers=1, kv_heads=1, head_dim=8, page_size=16, pages=rows * 20, slots=rows, max_len=TOKENS + 2)
+        state = StateSlots(slots=rows, state={"h": ((8,), torch.float32)})
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.graph = Graph(
+            {"loop": Loop(rows, sampler)},
+            (Edge("loop.token", "client.text", Each()),),
+            {"kv": kv, "sampler": sampler, "state": state},
+            {"all": ("loop",)},
+        )
+
+    def prepare(self, task: Task) -> None: ...
+
+    def in_flight(self, job: None) -> int:
+        return 1
+
+    def pieces(self, job: None) -> Steps:
+        yield Piece("all", {}, None, needs={"kv": Need(TOKENS + 2)})
+
+    def present(self, port: str, items: Packed) -> Any:
+        return items.values
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Microseconds of engine thread CPU a step."""
+
+    rows: int
+    queued: int
+    median: float
+    p90: float
+
+
+async def measure(rows: int, queued: int) -> Result:
+    """Fill the batch, queue more behind it, and read the engine thread's clock at every full step."""
+    model = Empty(rows)
+    card = Card("empty", "empty", "", {}, "", "")
+    engine = Engine([LoadedModel(card, Options(rows=rows), model)], EngineSettings(queue=1 << 20))
+    await engine.start()
+    marks: list[float] = []
+    node = model.graph.nodes["loop"]
+    settle = node.settle
+
+    def timed(b: Batch, out: Mapping[str, Any]) -> Settled:
+        marks.append(engine.thread_seconds())
+        return settle(b, out)
+
+    node.settle = timed  # type: ignore[method-assign]
+    handles = [
+        await engine.submit("empty", Task("generate", {}, None), request_id=str(i)) for i in range(rows + queued)
+    ]
+    for handle in handles[:rows]:
+        async for _ in handle:
+            pass
+    for handle in handles[rows:]:
+        handle.cancel()
+    await engine.stop()
+    steps = np.diff(np.array(marks[TOKENS // 4 : TOKENS]))[20:-20] * 1e6
+    return Result(rows, queued, statistics.median(steps), float(np.quantile(steps, 0.9)))
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    runs = [(64, 10), (64, 1000), (128, 10)]
+    found: dict[tuple[int, int], list[Result]] = {run: [] for run in runs}
+    for _ in range(5):
+        for run in runs:
+            found[run].append(asyncio.run(measure(*run)))
+    best = {run: sorted(results, key=lambda r: r.median)[len(results) // 2] for run, results in found.items()}
+    for result in best.values():
+        print(
+            f"{result.rows} rows, {result.queued} queued: median {result.median:.0f} us, p90 {result.p90:.0f} us a step"
+        )
+    growth = best[(64, 1000)].median / best[(64, 10)].median - 1
+    print(f"growth from 10 to 1,000 queued: {growth:+.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

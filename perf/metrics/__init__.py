@@ -1,0 +1,58 @@
+"""The bench's metrics, their definitions frozen: one class each. `for_route` says which apply to a route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perf.metrics.audio import (
+    C50,
+    C100,
+    C200,
+    AudioDuration,
+    AudioThroughput,
+    GenerationFactor,
+    RealTimeFactor,
+    Underrun,
+)
+from perf.metrics.base import Metric, Result, Spread
+from perf.metrics.goodput import Goodput
+from perf.metrics.latency import ChunkGap, EndToEnd, FirstAudio, FirstContent, TimePerToken, TokenGap
+from perf.metrics.quality import WordErrorRate
+from perf.metrics.totals import AchievedRate, OfferedRate, RequestThroughput, SuccessRate, TokenThroughput
+from perf.schema import Point
+from serving.errors import BadRequest, nearest
+
+_ALWAYS: tuple[type[Metric], ...] = (SuccessRate, RequestThroughput, OfferedRate, AchievedRate, EndToEnd)
+ROUTES: Mapping[str, tuple[type[Metric], ...]] = {
+    "speech": (
+        FirstAudio,
+        ChunkGap,
+        RealTimeFactor,
+        GenerationFactor,
+        AudioThroughput,
+        AudioDuration,
+        Underrun,
+        C50,
+        C100,
+        C200,
+    ),
+    "transcription": (FirstContent, RealTimeFactor, AudioThroughput, AudioDuration, WordErrorRate),
+    "chat": (FirstContent, ChunkGap, TokenGap, TimePerToken, TokenThroughput),
+}
+HEADLINE = {"speech": "audio_throughput", "transcription": "audio_throughput", "chat": "token_throughput"}
+FIRST = {"speech": "ttfa", "transcription": "e2e", "chat": "ttft"}
+
+
+def for_route(route: str, slos: Mapping[str, float] | None = None) -> dict[str, Metric]:
+    """Name -> metric for "speech", "transcription" or "chat", with goodput under `slos`."""
+    if route not in ROUTES:
+        raise BadRequest(f'No bench for route "{route}".{nearest(route, ROUTES)}', param="route")
+    found: dict[str, Metric] = {m.name: m() for m in (*_ALWAYS, *ROUTES[route])}
+    spreads = {name: m for name, m in found.items() if isinstance(m, Spread)}
+    found["goodput"] = Goodput.of(slos or {}, spreads)
+    return found
+
+
+def evaluate(point: Point, route: str, slos: Mapping[str, float] | None = None) -> dict[str, Result]:
+    """Every metric of the route at this point."""
+    return {name: metric.result(point) for name, metric in for_route(route, slos).items()}

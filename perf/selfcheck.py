@@ -1,0 +1,91 @@
+"""How good is the load generator itself? `python -m perf.selfcheck`
+
+A scripted server on the same machine writes the moment into each chunk; the lag is how much later the client
+has it. Also: the client's CPU time for a chunk, and that every request is accounted for under failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from perf.arrivals import closed
+from perf.client import routes
+from perf.client.clock import Clock
+from perf.client.readers import AudioReader
+from perf.health import Watch
+from perf.launch import Launch, running
+from perf.loadgen import Generator, Plan
+from perf.metrics.totals import counts
+from perf.schema import Point
+from perf.workloads import sentences
+
+
+class StampReader(AudioReader):
+    """Reads the server's moment from each chunk."""
+
+    lags: list[float] = []  # noqa: RUF012 - one list for all readers of the check
+
+    def _audio(self, t: float, data: bytes, complete: bool) -> None:
+        at = 44 if data[:4] == b"RIFF" else 0
+        self.lags.append(time.monotonic() - struct.unpack_from("<d", data, at)[0])
+        super()._audio(t, data, complete)
+
+
+async def measure(url: str, connections: int, requests: int) -> Point:
+    """A closed loop on the stamping server."""
+    clock = Clock()
+    sender = routes.Sender(routes.Target(url, "fake"), "speech", clock)
+    sender.prepare(list(sentences().items))
+    plan = Plan(requests, connections, timeout=30.0)
+    generator = Generator(sender, sentences().stream(), clock, closed(connections), plan)
+    return await generator.run(Watch(clock), asyncio.Event())
+
+
+def check(connections: int, chunks_a_second: float, seconds: float, fail_every: int) -> tuple[Point, float]:
+    """The point, and the client's CPU seconds for it."""
+    gap, pieces = connections / chunks_a_second, 100
+    requests = max(connections, int(chunks_a_second * seconds / pieces))
+    command = [sys.executable, "-m", "perf.fake_server", "--port", "0", "--stamp", "--size", "1200"]
+    command += [
+        "--first",
+        str(gap),
+        "--gap",
+        str(gap),
+        "--pieces",
+        str(pieces),
+        "--fail-every",
+        str(fail_every),
+    ]
+    with tempfile.TemporaryDirectory() as logs, running(Launch(command, "fake", "fake"), Path(logs)) as live:
+        before = time.process_time()
+        point = asyncio.run(measure(live.target.url, connections, requests))
+        return point, time.process_time() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--chunks", type=float, default=2000.0, help="a second, over all connections")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--fail-every", type=int, default=20)
+    args = parser.parse_args()
+    routes.READERS = {**routes.READERS, "speech": StampReader}
+    point, cpu = check(args.connections, args.chunks, args.seconds, args.fail_every)
+    lags, found = np.array(StampReader.lags), counts(point)
+    span = point.samples[-1].t - point.samples[0].t
+    print(f"{len(lags)} chunks in {span:.1f} s ({len(lags) / span:.0f}/s) over {args.connections} connections")
+    print("lag p50 {:.2f} ms, p99 {:.2f} ms, max {:.2f} ms".format(*1e3 * np.percentile(lags, [50, 99, 100])))
+    print(f"client CPU {1e6 * cpu / len(lags):.0f} us a chunk, {100 * cpu / span:.0f} % of a core")
+    print(f"{found.sent} sent = {found.ok} ok + {found.failed} failed + {found.dropped} dropped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The gate on the scripted server with jitter, in simulated time: it must neither cry wolf nor sleep."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from functools import cache
+
+import pytest
+
+from perf.arrivals import closed
+from perf.client.routes import Target
+from perf.fake_server import FakeServer, Script
+from perf.gate import compare, judge, overall, ratio_interval
+from perf.launch import Running
+from perf.metrics.audio import AudioThroughput
+from perf.metrics.latency import EndToEnd
+from perf.schema import Run
+from perf.session import Session, Settings
+from perf.tests.virtual import dial_to, simulate
+from perf.workloads import sentences
+from serving.errors import BadRequest
+
+LOAD = closed(4)
+
+
+@cache
+def version(seed: int, slower: float = 1.0) -> Run:
+    """Five repeats on a server whose times vary by 6 %."""
+    rng = random.Random(seed)
+
+    def script(i: int) -> Script:
+        first, *gaps = (slower * rng.gauss(1, 0.06) * t for t in (0.3, 0.1, 0.1))
+        return Script(first=max(0.01, first), gaps=[max(0.01, g) for g in gaps])
+
+    async def main() -> Run:
+        session = Session(
+            "speech", sentences(), [LOAD], Settings(requests=16, repeats=5), dial=dial_to(FakeServer(script))
+        )
+        return await session.run([Running(Target("http://fake", "fake"))])
+
+    return simulate(main)
+
+
+def test_equal_versions_never_fail_and_a_planted_slow_down_does():
+    equal = [overall(compare(version(2 * i), version(2 * i + 1))) for i in range(20)]
+    slower = [overall(compare(version(2 * i), version(2 * i + 1, 1.15))) for i in range(20)]
+    assert equal.count("fail") == 0
+    assert slower.count("fail") >= 18
+    assert equal.count("pass") >= 10
+
+
+def test_faster_passes_whichever_way_is_better():
+    for found in compare(version(1), version(2, 0.8), ["audio_throughput", "e2e"]):
+        assert found.verdict == "pass"
+        assert (found.ratio > 1.1) == (found.metric == "audio_throughput")
+
+
+def test_few_repeats_and_invalid_points_are_inconclusive():
+    values = [1.0, 1.01, 0.99, 1.0, 1.02]
+    doubled = [2 * v for v in values]
+    assert judge(EndToEnd(), LOAD, values, doubled, 0.05).verdict == "fail"
+    assert judge(AudioThroughput(), LOAD, values, doubled, 0.05).verdict == "pass"
+    assert judge(EndToEnd(), LOAD, values[:4], doubled[:4], 0.05).verdict == "inconclusive"
+    assert judge(EndToEnd(), LOAD, values, doubled, 0.05, trusted=False).verdict == "inconclusive"
+    assert judge(EndToEnd(), LOAD, [], [], 0.05).verdict == "inconclusive"
+    run = version(1)
+    cut = [dataclasses.replace(p, partial=p.repeat == 2) for p in run.points]
+    partial = dataclasses.replace(run, points=cut)
+    assert overall(compare(run, partial)) == "inconclusive"
+
+
+def test_interval_of_a_ratio():
+    ratio, low, high = ratio_interval([2.0] * 5, [3.0] * 5)
+    assert (ratio, low, high) == (1.5, 1.5, 1.5)
+    ratio, low, high = ratio_interval([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
+    assert low < ratio == 2.0 < high
+
+
+def test_what_cannot_be_compared_is_refused():
+    run = version(1)
+    with pytest.raises(BadRequest, match='Did you mean "ttfa"'):
+        compare(run, run, ["ttfaa"])
+    chat = dataclasses.replace(run, config=dataclasses.replace(run.config, route="chat"))
+    with pytest.raises(BadRequest, match="speech with chat"):
+        compare(run, chat)
+    other = dataclasses.replace(run, points=[dataclasses.replace(p, load=closed(9)) for p in run.points])
+    with pytest.raises(BadRequest, match="no load in common"):
+        compare(run, other)
+    two = dataclasses.replace(run, points=[run.points[0], dataclasses.replace(run.points[1], label="other")])
+    with pytest.raises(BadRequest, match="other, server"):
+        compare(two, two)

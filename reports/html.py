@@ -1,0 +1,78 @@
+"""report.html: one file, no scripts, no outside resources; light and dark; for a desk and for a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import jinja2
+
+from perf.metrics import for_route
+from perf.metrics.base import Spread
+from reports import charts
+from reports.numbers import percentile, quantity, significant, with_interval
+from reports.summary import Report
+
+SPREADS = {
+    "speech": ("ttfa", "e2e", "icl", "underrun"),
+    "transcription": ("e2e", "rtf"),
+    "chat": ("ttft", "itl", "icl", "e2e"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    title: str
+    svg: str
+
+
+def render(report: Report) -> str:
+    """The page."""
+    return _environment().get_template("report.html.j2").render(
+        report=report,
+        config=report.run.config,
+        client=report.run.client,
+        overview=list(_overview(report)),
+        spreads=list(_spreads(report)),
+        timelines=list(_timelines(report)),
+    )  # fmt: skip
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    env.filters |= {"percentile": percentile, "with_interval": with_interval, "significant": significant}
+    env.globals["quantity"] = quantity
+    return env
+
+
+def _overview(report: Report) -> Iterator[Drawing]:
+    points = [point for row in report.rows for point in row.points]
+    cores = report.run.client.get("cores", 1)
+    drawn = {
+        "Throughput against first response": charts.trade_off(report),
+        "Throughput by load": charts.throughput(report),
+        "The machine": charts.machine(points, cores),
+    }
+    yield from (Drawing(title, svg) for title, svg in drawn.items() if svg)
+
+
+def _spreads(report: Report) -> Iterator[Drawing]:
+    metrics = for_route(report.run.config.route)
+    for name in SPREADS[report.run.config.route]:
+        for label in report.labels:
+            metric = metrics[name]
+            assert isinstance(metric, Spread)
+            drawn = charts.distribution([row for row in report.rows if row.label == label], metric)
+            if drawn:
+                yield Drawing(f"{metric.title}, {label}" if len(report.labels) > 1 else metric.title, drawn)
+
+
+def _timelines(report: Report) -> Iterator[Drawing]:
+    for row in report.rows:
+        drawn = charts.timeline(row.points[0])
+        if drawn:
+            yield Drawing(row.name, drawn)
