@@ -52,8 +52,9 @@ class Bucketed(Node):
         length = self.bucket(max(1, first.stop - first.fresh))
         return Offer((length,), length, length, take=self.takes)
 
-    def begin_batch(self, b: Batch, lengths: np.ndarray) -> int:
-        """Stage each row's true length, style and speed; the padded length is returned."""
+    def common(self, b: Batch, port: str) -> tuple[int, np.ndarray]:
+        """Stage each row's true length, style and speed; gives the padded length and the true ones, of real rows."""
+        lengths = b.ins[port].lengths if port in b.ins else np.zeros(0, np.int64)  # a warm-up has sinks only
         width = self.net.config.style_dim * 2
         counts = b.buffer("lengths", (b.size,), torch.int64)
         style = b.buffer("style", (b.size, width), torch.float32)
@@ -64,7 +65,7 @@ class Bucketed(Node):
         for i, row in enumerate(b.rows):
             style[i] = row.knobs.style
             speed[i] = row.knobs.speed
-        return b.total // b.size
+        return b.total // b.size, lengths
 
 
 class TextHalf(Bucketed):
@@ -74,12 +75,11 @@ class TextHalf(Bucketed):
     takes = ("tokens",)
 
     def stage(self, b: Batch) -> None:
-        given = b.ins["tokens"]
-        length = self.begin_batch(b, given.lengths)
+        length, lengths = self.common(b, "tokens")
         tokens = b.buffer("tokens", (b.size, length), torch.int64)
         tokens.zero_()
-        for i, n in enumerate(given.lengths):
-            tokens[i, :n] = torch.as_tensor(given.row(i))
+        for i, n in enumerate(lengths.tolist()):
+            tokens[i, :n] = torch.as_tensor(b.ins["tokens"].row(i))
 
     def launch(self, b: Batch) -> Mapping[str, Any]:
         held = b.buffers
@@ -134,17 +134,19 @@ class FrameHalf(Bucketed):
     takes = ("frames", "encoded", "noise")
 
     def stage(self, b: Batch) -> None:
-        frames, encoded, noise = (b.ins[port] for port in self.takes)
-        length, each = self.begin_batch(b, frames.lengths), self.net.config.samples_per_frame
-        laid = {name: b.buffer(name, (b.size, length, x.shape[1]), x.dtype) for name, x in encoded.values.items()}
+        length, lengths = self.common(b, "frames")
+        c, each = self.net.config, self.net.config.samples_per_frame
+        widths = {"prosody": c.hidden_dim + c.style_dim, "text": c.hidden_dim}
+        laid = {name: b.buffer(name, (b.size, length, width), torch.float32) for name, width in widths.items()}
         spread = b.buffer("noise", (b.size, HARMONICS, length * each), torch.float32)
         for buffer in (*laid.values(), spread):
             buffer.zero_()
-        for i, n in enumerate(frames.lengths.tolist()):
-            at = torch.as_tensor(frames.row(i), device=b.slots.device)
-            for name, values in encoded.row(i).items():
+        for i, n in enumerate(lengths.tolist()):
+            at = torch.as_tensor(b.ins["frames"].row(i), device=b.slots.device)
+            for name, values in b.ins["encoded"].row(i).items():
                 laid[name][i, :n] = values[at]
-            spread[i, :, : n * each].unflatten(1, (n, each)).copy_(noise.row(i).transpose(0, 1))
+            noise = b.ins["noise"].row(i).transpose(0, 1)
+            spread[i, :, : n * each].unflatten(1, (n, each)).copy_(noise)
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         held = b.buffers

@@ -14,7 +14,7 @@ from models.kokoro.nodes import Bucketed
 from models.kokoro.request import Deployment, SpeakKnobs
 from models.kokoro.tests import tiny
 from serving.core.contract import LoadedModel, Options, Task
-from serving.core.engine import Engine, EngineSettings
+from serving.core.engine import Engine
 from serving.errors import BadRequest
 
 NET = tiny.network()
@@ -46,14 +46,14 @@ class Tables:
 def port(numerics="invariant", **deployment):
     small = {"text_buckets": (8, 16, 32, 64), "frame_buckets": (16, 48, 96, 192)}
     made = Deployment(**{**small, "first_chunk_target_phonemes": 16, "chunk_target_phonemes": 40, **deployment})
-    return KokoroPort(NET, Tables(), Letters(), Options(numerics=numerics), made)
+    return KokoroPort(tiny.network(), Tables(), Letters(), Options(numerics=numerics), made)
 
 
 class Bench:
-    def __init__(self, capture="eager", rows=8, **options):
-        self.port = port(**options)
-        loaded = LoadedModel(CARDS[0], Options(rows=rows), self.port)
-        self.engine = Engine([loaded], EngineSettings(capture=capture))
+    def __init__(self, capture="eager", numerics="invariant", **deployment):
+        options = Options(rows=8, numerics=numerics, capture=capture)
+        self.port = port(numerics, **deployment)
+        self.engine = Engine([LoadedModel(CARDS[0], options, self.port)])
 
     async def __aenter__(self):
         await self.engine.start()
