@@ -54,6 +54,7 @@ def test_greedy_tokens_and_figures(tiny, port, timed):
     assert first.compression_ratio == expected.compression_ratio
 
 
+@ONE_MODEL
 def test_a_prompt_changes_the_text_as_in_the_reference(tiny, port):
     audio = clip(2, seed=3)
     plain, prompted = (transcribed(port, [audio], language="en", prompt=p, **ONCE)[0] for p in (None, "Some words"))
@@ -62,6 +63,7 @@ def test_a_prompt_changes_the_text_as_in_the_reference(tiny, port):
     assert tokens(prompted) == [token for segment in expected["segments"] for token in segment["tokens"]]
 
 
+@ONE_MODEL
 def test_language_is_detected_as_in_the_reference(tiny, port):
     audio = clip(4, seed=5)
     found = transcribed(port, [audio], without_timestamps=True, **ONCE)[0]
@@ -123,6 +125,7 @@ def test_sound_that_is_none_is_refused(port, samples, reason):
     assert caught.value.param == "file"
 
 
+@ONE_MODEL
 def test_one_sample_and_other_rates(port):
     assert transcribed(port, [Audio(np.zeros((1, 1), np.float32), 16_000)], language="en", **ONCE)[0]["segments"] == []
     stereo = media.samples_of(clip(1, rate=8000, channels=2))
@@ -162,11 +165,13 @@ def test_bounds_of_knobs(knobs, reason):
         TranscribeKnobs(**knobs)
 
 
+@ONE_MODEL
 def test_clips_past_the_end_of_the_sound_stop(port):
     found = transcribed(port, [clip(1)], language="en", clip_timestamps=(0.0, 90.0, 95.0), **ONCE)[0]
     assert all(segment.start < 30 for segment in found["segments"])
 
 
+@ONE_MODEL
 def test_word_times_in_the_engine(tiny, port):
     audio = clip(3, seed=1)
     found = transcribed(port, [audio], language="en", word_timestamps=True, without_timestamps=True, **ONCE)[0]
@@ -179,6 +184,7 @@ def test_word_times_in_the_engine(tiny, port):
     assert [word.probability for word in ours] == pytest.approx([w["probability"] for w in reference], abs=1e-4)
 
 
+@ONE_MODEL
 def test_swapped_alignment_heads_are_seen(port):
     knobs = {"language": "en", "word_timestamps": True, "without_timestamps": True, **ONCE}
     aligner, audio = port.graph.nodes["aligner"], clip(3, seed=1)
