@@ -30,6 +30,18 @@ def _locate(  # noqa: ANN202
 
 
 @triton.jit
+def _fold(score, values, high, total, mixed):  # noqa: ANN202
+    """A block of scores and values into the running softmax: its maximum, its sum, the weighted values."""
+    best = tl.maximum(high, tl.max(score, 1))
+    base = tl.where(best == float("-inf"), 0.0, best)
+    weight = tl.exp(score - base[:, None])
+    before = tl.exp(high - base)
+    total = total * before + tl.sum(weight, 1)
+    mixed = mixed * before[:, None] + tl.dot(weight, values, input_precision="ieee")
+    return best, total, mixed
+
+
+@triton.jit
 def _attend(  # noqa: ANN202
     q,
     k,
@@ -88,14 +100,7 @@ def _attend(  # noqa: ANN202
         if WINDOW > 0:
             seen = seen & ((at[None, :] > query[:, None] - WINDOW) | (at[None, :] < SINKS))
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        score = tl.where(seen, score, float("-inf"))
-        best = tl.maximum(high, tl.max(score, 1))
-        base = tl.where(best == float("-inf"), 0.0, best)
-        weight = tl.exp(score - base[:, None])
-        before = tl.exp(high - base)
-        total = total * before + tl.sum(weight, 1)
-        mixed = mixed * before[:, None] + tl.dot(weight, values, input_precision="ieee")
-        high = best
+        high, total, mixed = _fold(tl.where(seen, score, float("-inf")), values, high, total, mixed)
     found = mixed / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + place, found.to(out.dtype.element_ty), mask=real)
 
