@@ -91,8 +91,18 @@ def run_bench(
     )
     items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
     earlier = read_run(out / "run.json") if resume and out else None
-    planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None
+    planner = _planner(find, chosen, settings)
     return session.measure(targets, chosen, items, loads, settings, out=out, resume=earlier, say=say, planner=planner)
+
+
+def _at(url: str | None, model: str | None, api_key: str | None) -> list[Target | Launch]:
+    """The server that runs already."""
+    return [Target(url, model or _only_model(url, api_key), model or "server", api_key=api_key)] if url else []
+
+
+def _planner(find: str | None, route: str, settings: Settings) -> KneeSweep | RateSearch | None:
+    """What chooses the loads, where they are not set."""
+    return {"knee": KneeSweep, "rate": RateSearch}[find](route, settings.slos) if find else None
 
 
 def route_of(keys: Sequence[str], route: str | None) -> str:
