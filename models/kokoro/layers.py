@@ -35,13 +35,23 @@ class Span:
         return torch.where(steps <= last, last - steps, steps)
 
 
-class BiLSTM(nn.LSTM):
-    """A bidirectional LSTM whose backward direction starts at each row's own end. x [B, T, C] -> [B, T, 2H]."""
+class BiLSTM(nn.Module):
+    """A bidirectional LSTM whose backward direction starts at each row's own end. x [B, T, C] -> [B, T, 2H].
+
+    torch's names, but not `nn.LSTM`: that one takes rows of different lengths only packed, by lengths on the host.
+    """
+
+    KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
     def __init__(self, inputs: int, hidden: int) -> None:
-        super().__init__(inputs, hidden, batch_first=True, bidirectional=True)
+        super().__init__()
+        self.hidden = hidden
+        for name in ("l0", "l0_reverse"):
+            for kind, columns in zip(self.KINDS, ((inputs,), (hidden,), (), ()), strict=True):
+                weight = torch.empty(4 * hidden, *columns).uniform_(-(hidden**-0.5), hidden**-0.5)
+                self.register_parameter(f"{kind}_{name}", nn.Parameter(weight))
 
-    def forward(self, x: Tensor, span: Span) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, span: Span) -> Tensor:
         order = span.reversed()[:, :, None]
         ahead = self._direction(x, "l0")
         back = self._direction(x.gather(1, order.expand(-1, -1, x.shape[2])), "l0_reverse")
@@ -49,9 +59,8 @@ class BiLSTM(nn.LSTM):
         return torch.cat([ahead, back], 2) * span.mask.transpose(1, 2)
 
     def _direction(self, x: Tensor, name: str) -> Tensor:
-        zero = x.new_zeros(1, x.shape[0], self.hidden_size)
-        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        weights = [getattr(self, f"{kind}_{name}") for kind in kinds]
+        zero = x.new_zeros(1, x.shape[0], self.hidden)
+        weights = [getattr(self, f"{kind}_{name}") for kind in self.KINDS]
         return torch.lstm(x, (zero, zero), weights, True, 1, 0.0, False, False, True)[0]
 
 

@@ -27,13 +27,14 @@ project was imported is thrown away. Recordings go to `.recordings/`, which git 
 """
 
 from oracles.recorder.environment import Environment, EnvironmentRefused
-from oracles.recorder.run import Recorded, RecordingFailed, cases_of
+from oracles.recorder.run import Recorded, RecordingFailed, cases_of, families
 from oracles.recorder.versions import (
     Change,
     NotAccepted,
     Status,
     Verified,
     accept,
+    default_root,
     diff,
     record,
     status,
@@ -51,7 +52,9 @@ __all__ = [
     "Verified",
     "accept",
     "cases_of",
+    "default_root",
     "diff",
+    "families",
     "record",
     "status",
     "verify",

@@ -51,14 +51,29 @@ class Recorded:
         return self.manifest.version
 
 
+def _assigned(folder: Path, name: str) -> ast.expr | None:
+    """What a recorder assigns to a name at its top level."""
+    for node in ast.parse((folder / "record.py").read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                return node.value
+    return None
+
+
 def cases_of(folder: Path) -> dict[str, dict[str, Any]]:
     """The `CASES` of a recorder, read without importing it: it is a literal."""
-    for node in ast.parse((folder / "record.py").read_text()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(t, ast.Name) and t.id == "CASES" for t in targets):
-            cases: dict[str, dict[str, Any]] = ast.literal_eval(node.value)  # type: ignore[attr-defined]
-            return cases
-    raise ValueError(f"{folder}/record.py has no CASES = {{...}} at its top level")
+    value = _assigned(folder, "CASES")
+    if value is None:
+        raise ValueError(f"{folder}/record.py has no CASES = {{...}} at its top level")
+    cases: dict[str, dict[str, Any]] = ast.literal_eval(value)
+    return cases
+
+
+def families(root: Path) -> list[str]:
+    """The families below an oracles folder whose `record.py` has cases."""
+    recorders = [path.parent for path in sorted(root.glob("*/record.py"))]
+    return [folder.name for folder in recorders if _assigned(folder, "CASES") is not None]
 
 
 def hidden(root: Path, name: str) -> Path:
@@ -73,7 +88,7 @@ def _request(folder: Path, case: str, out: Path, inputs: Mapping[str, Path], spe
     root = folder.parent
     given = "".join(f" --input {name}={path.name}" for name, path in sorted(inputs.items()))
     about = {
-        "command": f"toolkit oracle record {folder.name} --case {case}{given}",
+        "command": f"toolkit oracle record {folder.name}/{case}{given}",
         "commit": commit(root),
         "dirty": is_dirty(root),
     }

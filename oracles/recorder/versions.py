@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oracles.recorder.repository import changes
-from oracles.recorder.run import RECORDINGS, Recorded, cases_of, hidden, record_into
+from oracles.recorder.run import RECORDINGS, Recorded, cases_of, families, hidden, record_into
 from parity.harness import numerics
 from parity.harness.cases import Case, Manifest
 from parity.harness.compare import profile
 from parity.harness.sources import recorder_hash
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 class NotAccepted(Exception):
     """The pointer was not moved; the message says what has to be put right first."""
+
+
+def default_root() -> Path:
+    """The folder `oracles` of the project that one stands in, or this package's."""
+    here = Path.cwd() / "oracles"
+    return here if here.is_dir() and families(here) else Path(__file__).resolve().parents[1]
 
 
 def _chosen(folder: Path, case: str | None, inputs: Mapping[str, Path]) -> list[str]:
@@ -38,13 +42,14 @@ def _recordings(root: Path, family: str, case: str) -> Path:
 
 
 def record(
-    family: str, case: str | None = None, *, root: Path = ROOT, inputs: Mapping[str, Path] | None = None
+    family: str, case: str | None = None, *, root: Path | None = None, inputs: Mapping[str, Path] | None = None
 ) -> list[Recorded]:
     """Record a case, or every case whose external inputs are given; a new version each, accepted by nobody
     yet.
 
     `inputs` maps the names in a case's `needs` to files. Equal content gives an equal version.
     """
+    root = root or default_root()
     done = []
     for name in _chosen(root / family, case, inputs or {}):
         home = _recordings(root, family, name)
@@ -56,6 +61,16 @@ def record(
             fresh.folder.rename(target)
         done.append(dataclasses.replace(fresh, folder=target))
     return done
+
+
+def _recorded(root: Path, family: str, case: str, version: str) -> Path:
+    """The folder of a recorded version, of which the first digits are enough. Raises `NotAccepted`."""
+    home = _recordings(root, family, case)
+    found = sorted(home.glob(f"{version}*/manifest.json")) if version else []
+    if len(found) != 1:
+        held = ", ".join(sorted(path.name for path in home.glob("*"))) or "none"
+        raise NotAccepted(f"no single recording {version!r} of {family}/{case}; there are: {held}")
+    return found[0].parent
 
 
 def _accepted(root: Path, family: str, case: str) -> Path:
@@ -76,9 +91,10 @@ class Verified:
 
 
 def verify(
-    family: str, case: str | None = None, *, root: Path = ROOT, inputs: Mapping[str, Path] | None = None
+    family: str, case: str | None = None, *, root: Path | None = None, inputs: Mapping[str, Path] | None = None
 ) -> list[Verified]:
     """Record the accepted cases again and compare bytes. Nothing is kept."""
+    root = root or default_root()
     results = []
     for name in _chosen(root / family, case, inputs or {}):
         old = Manifest.read(_accepted(root, family, name) / "manifest.json")
@@ -101,20 +117,21 @@ def _moved(old: Manifest, new: Manifest) -> list[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """How one tensor or value moved between two versions. `distance` is empty where they cannot be
-    compared.
-    """
+    """How one tensor or value moved between two versions. `distance` is empty where they cannot be compared."""
 
     name: str
     kind: Literal["added", "removed", "changed"]
     distance: Mapping[str, float]
 
 
-def diff(family: str, case: str, new: str, *, root: Path = ROOT, old: str | None = None) -> list[Change]:
+def diff(family: str, case: str, new: str, *, root: Path | None = None, old: str | None = None) -> list[Change]:
     """What moved from the accepted version, or `old`, to a recorded one, metric by metric."""
-    home = _recordings(root, family, case)
-    before_folder = home / old if old else _accepted(root, family, case)
-    before, after = (Case(f, Manifest.read(f / "manifest.json")) for f in (before_folder, home / new))
+    root = root or default_root()
+    folders = (
+        _recorded(root, family, case, old) if old else _accepted(root, family, case),
+        _recorded(root, family, case, new),
+    )
+    before, after = (Case(folder, Manifest.read(folder / "manifest.json")) for folder in folders)
     found = []
     for name in dict.fromkeys([*before.manifest.tensors, *after.manifest.tensors]):
         a, b = before.manifest.tensors.get(name), after.manifest.tensors.get(name)
@@ -126,15 +143,14 @@ def diff(family: str, case: str, new: str, *, root: Path = ROOT, old: str | None
     return found + [Change(n, "changed", {}) for n in values if before.values.get(n) != after.values.get(n)]
 
 
-def accept(family: str, case: str, version: str, *, reason: str, root: Path = ROOT) -> Manifest:
+def accept(family: str, case: str, version: str, *, reason: str, root: Path | None = None) -> Manifest:
     """Make a recorded version the one that tests compare with. Raises `NotAccepted`.
 
     Refused for an empty reason, for a recording from uncommitted sources or from another recorder than the
     present one, and while the tree has uncommitted changes beside recorded cases.
     """
-    source, target = _recordings(root, family, case) / version, _accepted(root, family, case)
-    if not (source / "manifest.json").exists():
-        raise NotAccepted(f"no recording {version} of {family}/{case}")
+    root = root or default_root()
+    source, target = _recorded(root, family, case, version), _accepted(root, family, case)
     manifest = Manifest.read(source / "manifest.json")
     _may_accept(root, family, manifest, reason)
     current = target / "manifest.json"
@@ -163,9 +179,7 @@ def _may_accept(root: Path, family: str, manifest: Manifest, reason: str) -> Non
 
 @dataclass(frozen=True)
 class Status:
-    """One case: what is accepted, how old and how large it is, whether it still holds here, what awaits
-    acceptance.
-    """
+    """One case: what is accepted, how old and how large it is, whether it still holds here, what awaits acceptance."""
 
     family: str
     case: str
@@ -178,9 +192,10 @@ class Status:
     needs: tuple[str, ...]
 
 
-def status(family: str | None = None, *, root: Path = ROOT) -> list[Status]:
+def status(family: str | None = None, *, root: Path | None = None) -> list[Status]:
     """Every case of a family, or of all."""
-    names = [family] if family else sorted(path.parent.name for path in root.glob("*/record.py"))
+    root = root or default_root()
+    names = [family] if family else families(root)
     return [_status(root, name, case, row) for name in names for case, row in cases_of(root / name).items()]
 
 

@@ -40,7 +40,7 @@ def ours(name):
 
 def loaded(case, rows=8, **options):
     """The port with the case's weights."""
-    made = registry.load(KEY, Options(rows=rows, numerics="invariant", **options))
+    made = registry.load(KEY, Options(rows=rows, **{"numerics": "invariant", **options}))
     made.model.net.load_state_dict({ours(name): tensor for name, tensor in case.recipe().build().items()})
     return made
 
@@ -130,6 +130,13 @@ async def test_toy_served_alone_and_among_eight(case, check, capture):
         check(case, "outputs/audio", alone, name="served/audio")
         for audio in await asyncio.gather(*(session.speak() for _ in range(8))):
             assert torch.equal(audio, alone)
+
+
+@pytest.mark.usefixtures("recorded_text")
+async def test_toy_in_fast_numerics_stays_within_its_distance(case, check):
+    async with Session(case, numerics="fast", capture="static") as session:
+        for audio in await asyncio.gather(*(session.speak() for _ in range(8))):
+            check(case, "outputs/audio", audio, name="fast/audio")
 
 
 @pytest.mark.usefixtures("recorded_text")

@@ -34,7 +34,7 @@ class Recording:
     """What a recorder's `record(case)` is given. Groups are "inputs", "taps" and "outputs", a file each."""
 
     name: str
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     externals: Mapping[str, Path] = field(default_factory=dict)
     settable: dict[str, Any] = field(default_factory=lambda: dict(numerics.EXACT))
     seeds: dict[str, int] = field(default_factory=dict)

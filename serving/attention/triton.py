@@ -30,6 +30,18 @@ def _locate(  # noqa: ANN202
 
 
 @triton.jit
+def _fold(score, values, high, total, mixed):  # noqa: ANN202
+    """A block of scores and values into the running softmax: its maximum, its sum, the weighted values."""
+    best = tl.maximum(high, tl.max(score, 1))
+    base = tl.where(best == float("-inf"), 0.0, best)
+    weight = tl.exp(score - base[:, None])
+    before = tl.exp(high - base)
+    total = total * before + tl.sum(weight, 1)
+    mixed = mixed * before[:, None] + tl.dot(weight, values, input_precision="ieee")
+    return best, total, mixed
+
+
+@triton.jit
 def _attend(  # noqa: ANN202
     q,
     k,
@@ -70,9 +82,7 @@ def _attend(  # noqa: ANN202
     high = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, WIDTH], tl.float32)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(first - WINDOW + 1, 0) // N * N
+    begin = tl.maximum(first - WINDOW + 1, 0) // N * N if WINDOW > 0 else 0
     sinks = tl.minimum((SINKS + N - 1) // N * N, begin)  # blocks before the window that hold sinks
     for turn in range(0, sinks + length - begin, N):
         at = tl.where(turn < sinks, turn, turn - sinks + begin) + tl.arange(0, N)
@@ -88,14 +98,7 @@ def _attend(  # noqa: ANN202
         if WINDOW > 0:
             seen = seen & ((at[None, :] > query[:, None] - WINDOW) | (at[None, :] < SINKS))
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        score = tl.where(seen, score, float("-inf"))
-        best = tl.maximum(high, tl.max(score, 1))
-        base = tl.where(best == float("-inf"), 0.0, best)
-        weight = tl.exp(score - base[:, None])
-        before = tl.exp(high - base)
-        total = total * before + tl.sum(weight, 1)
-        mixed = mixed * before[:, None] + tl.dot(weight, values, input_precision="ieee")
-        high = best
+        high, total, mixed = _fold(tl.where(seen, score, float("-inf")), values, high, total, mixed)
     found = mixed / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + place, found.to(out.dtype.element_ty), mask=real)
 

@@ -84,6 +84,7 @@ class Requests:
         wiring = model.wirings[spec.walk]
         piece = PieceRun(request, index, spec, wiring)
         piece.client = {name: StreamBuffer(edge) for name, edge in wiring.client_inputs.items()}
+        request.spoken = any(edge.target not in spec.inputs for edge in wiring.client_inputs.values())
         admission.fits(piece)
         request.running[index] = piece
         if spec.result is not None:
@@ -185,6 +186,8 @@ class Requests:
                 count = int(items.lengths.sum())
                 if edge.limit is not None and buffer.backlog + count > edge.limit:
                     raise TooLarge(f"{name} holds at most {edge.limit} items.", param=name)
+                if not buffer.written:
+                    request.arrived = self._engine._clock()
                 buffer.write(items.values, count)
             if piece.seats:
                 self._engine._router.woken.append(piece.seats[split(edge.target)[0]])

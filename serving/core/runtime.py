@@ -25,6 +25,11 @@ class Group:
         self.passed = 0  # plans that chose another group since this one ran
 
 
+def estimate(before: float, seconds: float) -> float:
+    """A decaying maximum: too short an estimate costs a deadline, too long a one only a smaller batch."""
+    return max(seconds, 0.95 * before)
+
+
 class NodeRun:
     """A node with what the engine keeps for it."""
 
@@ -50,7 +55,7 @@ class NodeRun:
         self.most_units = node.buckets[-1][1] if node.buckets else None
         self.groups: dict[Hashable, Group] = {}
         self.live = 0  # seats that have begun and are not done
-        self.seconds = 0.0  # moving average of a step's time
+        self.seconds = 0.0  # what a step may take
         self.ahead = 0.0  # estimated time from this node to the client
         self.steps = 0
         self.cohort: Any = None  # the last step's seats, with what was made of them
@@ -115,7 +120,7 @@ class NodeRun:
     def took(self, seconds: float) -> None:
         """A step ran for so long."""
         self.steps += 1
-        self.seconds = seconds if self.steps == 1 else 0.9 * self.seconds + 0.1 * seconds
+        self.seconds = estimate(self.seconds, seconds)
 
 
 class ModelRun:
@@ -136,7 +141,7 @@ class ModelRun:
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}
-        self._downstream = {name: self._targets(name) for name in self.nodes}
+        self._paths = [(node, [self.nodes[step] for step in self._path(name)]) for name, node in self.nodes.items()]
 
     def _check_pools(self) -> None:
         """Refuse a cap on concurrent requests that a pool cannot hold."""
@@ -150,17 +155,12 @@ class ModelRun:
                 )
 
     def estimate(self) -> None:
-        """Refresh each node's time to the client from the moving averages, nearest to the client first."""
-        known: dict[str, float] = {}
-        for name in self.nodes:
-            self.nodes[name].ahead = self._ahead(name, known, set())
+        """Refresh each node's time to the client: what the steps on the way may take."""
+        for node, path in self._paths:
+            node.ahead = sum(step.seconds for step in path)
 
-    def _ahead(self, name: str, known: dict[str, float], path: set[str]) -> float:
-        if name not in known:
-            after = [self._ahead(t, known, path | {name}) for t in self._downstream[name] if t not in path]
-            known[name] = self.nodes[name].seconds + max(after, default=0.0)
-        return known[name]
-
-    def _targets(self, name: str) -> list[str]:
-        ends = [split(edge.target)[0] for edge in self.graph.edges if split(edge.source)[0] == name]
-        return [end for end in ends if end not in (CLIENT, name)]
+    def _path(self, name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The nodes from this one to the client, along the longest way that visits none twice."""
+        ends = {split(edge.target)[0] for edge in self.graph.edges if split(edge.source)[0] == name}
+        after = [self._path(end, (*seen, name)) for end in ends - {CLIENT, name, *seen}]
+        return (name, *max(after, key=len, default=()))

@@ -24,5 +24,9 @@ def network(seed: int = 0) -> Kokoro:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and ".alpha" not in name:
                 torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+        # NOTE: the phase of a source bin near zero is rounding noise; what follows from it is kept small here.
+        generator = model.decoder.generator
+        for conv in (*generator.noise_convs, *(c for block in generator.noise_res for c in block.convs2)):
+            torch.nn.init.normal_(conv.weight, std=0.003)
         torch.nn.init.constant_(model.predictor.F0_proj.bias, 150.0)  # voiced speech
     return model.eval().requires_grad_(False)

@@ -84,7 +84,7 @@ def test_from_a_recorder_to_a_case_that_loads(root, inline):
     assert fresh.manifest.references.keys() == {"safetensors"}
     assert fresh.manifest.recorded["dirty"] is False
     assert status("toy", root=root)[0].recordings == (fresh.version,)
-    accept("toy", "tiny", fresh.version, reason="first", root=root)
+    accept("toy", "tiny", fresh.version[:5], reason="first", root=root)
     case = load_case(root, "toy", "tiny")
     y = torch.nn.functional.linear(case["x"], *(case.recipe().build()[n] for n in ("weight", "bias")))
     assert torch.equal(case["y"], y)
@@ -124,8 +124,15 @@ def test_files_handed_to_a_recorder_are_in_the_manifest_by_hash(root, inline, tm
         record("toy", "real", root=root)
 
 
+def test_the_project_one_stands_in_is_the_default(root, inline, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    assert [row.family for row in status()] == ["toy", "toy"]
+    monkeypatch.chdir(root)
+    assert "whisper" in {row.family for row in status()}
+
+
 def test_accept_says_no(root, inline):
-    with pytest.raises(NotAccepted, match="no recording abc"):
+    with pytest.raises(NotAccepted, match="no single recording 'abc'"):
         accept("toy", "tiny", "abc", reason="x", root=root)
     fresh = record("toy", "tiny", root=root)[0]
     with pytest.raises(NotAccepted, match="say why"):

@@ -1,0 +1,116 @@
+"""Kokoro's graph and the port: text in sentence pieces, each through both halves, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.kokoro import media
+from models.kokoro.config import MAX_PHONEMES, SAMPLE_RATE
+from models.kokoro.g2p import G2P
+from models.kokoro.modules import Kokoro
+from models.kokoro.nodes import FrameHalf, Manner, Noise, TextHalf
+from models.kokoro.request import Deployment, SpeakKnobs
+from models.kokoro.voices import Voices
+from serving.core.contract import Edge, Emit, Graph, Options, Packed, Piece, Steps, Task
+from serving.core.streams import Each, Whole
+from serving.errors import BadRequest
+
+EDGES = (
+    Edge("client.tokens", "text_half.tokens", Whole()),
+    Edge("text_half.frames", "noise.frames", Whole()),
+    Edge("text_half.frames", "frame_half.frames", Whole()),
+    Edge("text_half.encoded", "frame_half.encoded", Whole(), device=True),
+    Edge("noise.noise", "frame_half.noise", Whole(), device=True),
+    Edge("frame_half.pcm", "client.audio", Each(), rate=SAMPLE_RATE),
+)
+WALKS = {"speak": ("text_half", "noise", "frame_half")}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prepared request: the phonemes of each piece, and how they are spoken."""
+
+    phonemes: tuple[str, ...]
+    manners: tuple[Manner, ...]
+    voice: str
+    language: str
+
+
+class KokoroPort:
+    """The port: `serving.core.contract.Model`."""
+
+    def __init__(self, net: Kokoro, voices: Voices, g2p: G2P, options: Options, deployment: Deployment) -> None:
+        rows = deployment.batch_rows or (1 if options.device == "cpu" or options.numerics == "invariant" else 4)
+        self.net, self.d, self.device = net, deployment, options.device
+        self._voices, self._g2p = voices, g2p
+        self.modules = {"kokoro": net}
+        nodes = (
+            TextHalf(net, deployment.text_buckets, rows),
+            Noise(net, options.device),
+            FrameHalf(net, deployment.frame_buckets, rows),
+        )
+        self.graph = Graph({node.name: node for node in nodes}, EDGES, {}, WALKS)
+
+    def voices(self) -> Sequence[str]:
+        """The voices that this server can speak now: those whose language has its G2P here."""
+        return [name for name in self._voices.names if self._g2p.speakable(name[0])]
+
+    def prepare(self, task: Task) -> Job:
+        """Text to phonemes in pieces, voice to styles. Raises `BadRequest` naming the field."""
+        knobs: SpeakKnobs = task.knobs
+        table = self._voices.table(knobs.voice)
+        language = knobs.lang_code or self.d.lang_code or self._voices.languages(knobs.voice)[0]
+        if knobs.phonemes is not None:
+            pieces = self._given(knobs.phonemes, knobs.speed)
+        else:
+            pieces = self._from_text(str(task.inputs["text"]), language, knobs.speed)
+        manners = tuple(
+            Manner(table[min(len(piece), MAX_PHONEMES) - 1].to(self.device), knobs.speed, (task.seed + i) % 2**63)
+            for i, piece in enumerate(pieces)
+        )
+        return Job(tuple(pieces), manners, knobs.voice, language)
+
+    def _from_text(self, text: str, language: str, speed: float) -> list[str]:
+        if not text.strip():
+            raise BadRequest("The text is empty.", param="input")
+        known = self.net.config.vocab
+
+        def phonemize(part: str) -> str:
+            return "".join(p for p in self._g2p(language, part) if p in known)
+
+        first, target = self.d.first_chunk_target_phonemes, self.d.chunk_target_phonemes
+        pieces = media.pieces(text, phonemize, speed, first, target)
+        if not any(p.isalpha() for piece in pieces for p in piece):
+            raise BadRequest("Nothing in the text can be pronounced: give it some words.", param="input")
+        return pieces
+
+    def _given(self, phonemes: str, speed: float) -> list[str]:
+        known = self.net.config.vocab
+        unknown = sorted({p for p in phonemes if p not in known})
+        if unknown:
+            message = f"Not phonemes of this model: {' '.join(unknown)}. Known: {''.join(known)}"
+            raise BadRequest(message, param="phonemes")
+        if not any(p.isalpha() for p in phonemes):
+            raise BadRequest("There is no phoneme to pronounce.", param="phonemes")
+        first, target = self.d.first_chunk_target_phonemes, self.d.chunk_target_phonemes
+        return media.pieces(phonemes, str, speed, first, target)
+
+    def in_flight(self, job: Job) -> int:
+        return 2
+
+    def pieces(self, job: Job) -> Steps:
+        """Every piece goes through the whole walk."""
+        for phonemes, manner in zip(job.phonemes, job.manners, strict=True):
+            tokens = Packed.one(media.tokens(phonemes, self.net.config.vocab))
+            yield Piece("speak", {"text_half.tokens": tokens}, manner)
+        facts = {"voice": job.voice, "language": job.language, "pieces": len(job.phonemes)}
+        yield Emit("info", Packed.one([facts | {"phonemes": sum(map(len, job.phonemes))}]))
+
+    def present(self, port: str, items: Packed) -> np.ndarray | dict[str, object]:
+        """Samples float32 [T] at 24 kHz; facts about the whole."""
+        if port == "info":
+            return items.values[0]
+        return np.asarray(items.values, np.float32)
