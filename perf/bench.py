@@ -18,7 +18,7 @@ from perf.schema import Load, Run, read_run
 from perf.session import Say, Settings
 from perf.sweep import KneeSweep, RateSearch
 from perf.workloads import default, from_path
-from serving.errors import BadRequest, SetupError, nearest
+from serving.errors import BadRequest, nearest
 
 # The bench's routes by the names that people use for them: OpenAI's paths and the task kinds of the contract.
 ROUTES = {
@@ -62,18 +62,20 @@ def run_bench(
     """Measure registry keys (a server is started for each), a server at `url`, and peers, in one run.
 
     `concurrency`: closed loops; `rate`: open Poisson loops instead, requests a second. `seconds`, `timeout`: of a
-    point, of a request. `slos`: metric -> limit. `body`: fields added to each request. `workload`: a folder of
-    recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set loads, sweep the
-    concurrency to the knee, or search for the highest rate that holds the `slos`.
+    point, of a request. `slos`: metric -> limit. `body`: fields added to each request, None to leave one out.
+    `workload`: a folder of recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set
+    loads, sweep the concurrency to the knee, or search for the highest rate that holds the `slos`.
 
     Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
     returns what there is, marked partial.
     """
-    chosen = route_of(keys, route)
+    listed = served(url, api_key) if url and (model is None or (route is None and not keys)) else {}
+    name = model or (_only(listed, url) if url else None)
+    chosen = route_of(keys, route if route or keys or not name else _only_route(name, listed))
     options = [*serve_options, *(["--experimental"] if experimental else [])]
     targets: list[Target | Launch] = [launch.toolkit(key, *options) for key in keys]
     if url:
-        targets.append(Target(url, model or _only_model(url, api_key), label=model or "server", api_key=api_key))
+        targets.append(Target(url, name or "", label=model or "server", api_key=api_key))
     targets += [peer(name, chosen) for name in peers]
     loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
     settings = Settings(
@@ -111,13 +113,27 @@ def route_of(keys: Sequence[str], route: str | None) -> str:
     return shared[0]
 
 
-def _only_model(url: str, api_key: str | None) -> str:
-    """The name of the one model that a server lists."""
+def served(url: str, api_key: str | None = None) -> dict[str, list[str]]:
+    """The models that a server lists, each with the routes that it says they have."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        names = [m["id"] for m in httpx.get(url.rstrip("/") + "/v1/models", headers=headers).json()["data"]]
+        listed = httpx.get(url.rstrip("/") + "/v1/models", headers=headers).raise_for_status().json()["data"]
+        found = {str(m["id"]): (m.get("capabilities") or {}).get("tasks") or [] for m in listed}
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise SetupError(f"{url} does not list its models ({error}); name one.") from error
-    if len(names) != 1:
-        raise BadRequest(f"{url} serves {len(names)} models; name one of: {', '.join(sorted(names))}.", param="model")
-    return str(names[0])
+        raise BadRequest(
+            f"{url} does not list its models ({error}): name them, --route and --model.", param="url"
+        ) from error
+    return {name: sorted({ROUTES[task] for task in tasks if task in ROUTES}) for name, tasks in found.items()}
+
+
+def _only(listed: Mapping[str, list[str]], url: str) -> str:
+    if len(listed) != 1:
+        known = ", ".join(sorted(listed)) or "none"
+        raise BadRequest(f"{url} serves {len(listed)} models; name one of: {known}.", param="model")
+    return next(iter(listed))
+
+
+def _only_route(name: str, listed: Mapping[str, list[str]]) -> str | None:
+    """The route of a served model, where it has exactly one."""
+    routes = listed.get(name, [])
+    return routes[0] if len(routes) == 1 else None

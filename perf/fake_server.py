@@ -105,7 +105,7 @@ class Answer:
         self._tokens = 0
 
     async def send(self) -> None:
-        model = {"id": "fake", "capabilities": {"sample_rate": 24_000}}
+        model = {"id": "fake", "capabilities": {"sample_rate": 24_000, "tasks": ["speak"]}}
         if self._path == "/v1/models":
             await self._document(200, {"data": [model]})
         elif self._path.startswith(("/health", "/v1/models/")):

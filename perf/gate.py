@@ -39,9 +39,9 @@ class Comparison:
     load: Load
     a: tuple[float, ...]  # one value a repeat
     b: tuple[float, ...]
-    ratio: float
-    low: float
-    high: float
+    ratio: float | None  # None: nothing to divide
+    low: float | None  # None: one repeat has no interval
+    high: float | None
     p: float
     allowed: float
     verdict: Verdict
@@ -56,11 +56,11 @@ class Comparison:
         return {"pass": "not worse", "fail": "worse", "inconclusive": "inconclusive"}[self.verdict]
 
     def __str__(self) -> str:
-        return (
-            f"{self.target}, {self.metric} at {self.load.name}: {self.verdict} - B/A {self.ratio:.3f}"
-            f" [{self.low:.3f}, {self.high:.3f}], p={self.p:.3g},"
-            f" {len(self.a)}+{len(self.b)} repeats; {self.reason}"
-        )
+        ratio = "no ratio" if self.ratio is None else f"B/A {self.ratio:.3f}"
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        counted = f"p={self.p:.3g}, {len(self.a)}+{len(self.b)} repeats"
+        what = f"{self.target}, {self.metric} at {self.load.name}"
+        return f"{what}: {self.verdict} - {ratio}{interval}, {counted}; {self.reason}"
 
 
 def compare(
@@ -112,9 +112,8 @@ def judge(
     ratio, low, high = ratio_interval(a, b)
     # By permutation: repeats are few and may tie, where the normal approximation is far off.
     exact = PermutationMethod(n_resamples=RESAMPLES, rng=0)
-    p = float(mannwhitneyu(a, b, method=exact).pvalue) if a and b else 1.0
-    lower = metric.better == "lower"
-    worse = (low, high) if lower else (1 / high if high else np.inf, 1 / low if low else np.inf)
+    p = float(mannwhitneyu(a, b, method=exact).pvalue) if min(len(a), len(b)) > 1 else 1.0
+    worse = (low or np.nan, high or np.nan) if metric.better == "lower" else (1 / (high or np.nan), 1 / (low or np.nan))
     verdict, reason = _decide(worse, p, min(len(a), len(b)), allowed, trusted)
     head = (target, metric.name, metric.better, load, tuple(a), tuple(b))
     return Comparison(*head, ratio, low, high, p, allowed, verdict, reason)
@@ -123,7 +122,7 @@ def judge(
 def _decide(worse: tuple[float, float], p: float, n: int, allowed: float, trusted: bool) -> tuple[Verdict, str]:
     """`worse`: interval of the loss ratio, 1 = equal, above = B is worse."""
     if n < REPEATS:
-        return "inconclusive", f"{n} repeats decide nothing; {REPEATS} of each are needed"
+        return "inconclusive", f"{REPEATS} repeats of each decide; there are {n}"
     if not trusted:
         return "inconclusive", "a point is marked invalid"
     if worse[0] > 1 + allowed and p < P_VALUE:
@@ -136,17 +135,23 @@ def _decide(worse: tuple[float, float], p: float, n: int, allowed: float, truste
     )
 
 
-def ratio_interval(a: Sequence[float], b: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
-    """median(b) / median(a) with its percentile bootstrap interval; NaN where there is nothing to divide."""
+Ratio = tuple[float | None, float | None, float | None]
+
+
+def ratio_interval(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Ratio:
+    """median(b) / median(a) and its percentile bootstrap interval; None where there is none."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if not len(x) or not len(y) or np.median(x) == 0:
-        return (float("nan"),) * 3
+        return None, None, None
+    ratio = float(np.median(y) / np.median(x))
+    if min(len(x), len(y)) < 2 or min(x.min(), y.min()) <= 0:
+        return ratio, None, None
     rng = np.random.default_rng(seed)
     over = np.median(rng.choice(y, (RESAMPLES, len(y))), axis=1)
     under = np.median(rng.choice(x, (RESAMPLES, len(x))), axis=1)
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(over / under, [tail, 100 - tail])
-    return float(np.median(y) / np.median(x)), float(low), float(high)
+    return ratio, float(low), float(high)
 
 
 def overall(comparisons: Sequence[Comparison]) -> Verdict:

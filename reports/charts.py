@@ -18,6 +18,7 @@ import vl_convert
 
 from perf.metrics.base import Spread, content, ended
 from perf.schema import Point
+from reports.history import Series
 from reports.summary import Report, Row
 
 WIDTH, HEIGHT = 300, 190
@@ -207,3 +208,19 @@ def _cpu_shares(point: Point, least: float, cores: int) -> Iterator[dict[str, An
             high = low + 100 * seconds / ((b.t - a.t) * cores)
             yield {"a": a.t, "b": b.t, "who": name, "low": low, "high": high}
             low = high
+
+
+def history(one: Series) -> str:
+    """A series over its runs, with the levels between its steps; invalid runs are hollow."""
+    frame = pd.DataFrame([{"i": i, "value": s.value, "valid": s.valid} for i, s in enumerate(one.seen, 1)])
+    base = alt.Chart(frame).encode(
+        x=alt.X("i:Q", title="Run", axis=alt.Axis(tickMinStep=1, format="d")),
+        y=alt.Y("value:Q", title=one.unit, scale=alt.Scale(zero=False, padding=8)),
+    )
+    colour = COLOURS[0]
+    hollow = alt.condition("datum.valid", alt.value(colour), alt.value("transparent"))
+    points = base.mark_point(size=40, stroke=colour).encode(fill=hollow)
+    starts = [i for i, s in enumerate(one.seen, 1) if s.started in {change.started for change in one.changes}]
+    rules = alt.Chart(pd.DataFrame({"i": [i - 0.5 for i in starts]})).mark_rule(strokeDash=[4, 3], color="var(--bad)")
+    layers = alt.layer(base.mark_line(color=colour, opacity=0.5), points, rules.encode(x="i:Q"))
+    return svg(layers.properties(width=WIDTH, height=HEIGHT // 2), one.name)

@@ -29,7 +29,7 @@ class Drawing:
 
 def render(report: Report) -> str:
     """The page."""
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         report=report,
         config=report.run.config,
         client=report.run.client,
@@ -40,7 +40,8 @@ def render(report: Report) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """The templates, with this package's ways of writing numbers."""
     env = jinja2.Environment(
         loader=jinja2.PackageLoader("reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )

@@ -7,9 +7,9 @@ from math import floor, isfinite, log10
 from reports.summary import Figure
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Three significant digits, never in scientific notation: 1234, 12.3, 0.0123."""
-    if not isfinite(value):
+def significant(value: float | None, digits: int = 3) -> str:
+    """Three significant digits, never in scientific notation: 1234, 12.3, 0.0123; "n/a" for what is no number."""
+    if value is None or not isfinite(value):
         return "n/a"
     if value == 0:
         return "0"

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serving.alignment import aligned
 from serving.errors import SetupError, nearest
 from serving.precision import entered
 
@@ -55,7 +56,7 @@ class Packed:
         count = len(rows)
         if count == 1:
             rows = rows.expand(2, -1)
-        found = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), self.weight, self.bias, "none", [], "")
+        found = torch.ops.mkldnn._linear_pointwise(aligned(rows.contiguous()), self.weight, self.bias, "none", [], "")
         return found[:count].reshape(*x.shape[:-1], self.out)
 
 
@@ -67,7 +68,7 @@ class Tiles:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        padded = F.pad(rows, (0, 0, 0, -len(rows) % TILE))
+        padded = aligned(F.pad(rows, (0, 0, 0, -len(rows) % TILE)))  # padding nothing is a view
         found = [F.linear(tile, self.weight, self.bias) for tile in padded.split(TILE)]
         return torch.cat(found)[: len(rows)].reshape(*x.shape[:-1], self.weight.shape[0])
 
@@ -80,8 +81,8 @@ class OneByOne:
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() < self.dims or len(x) == 1:
-            return self.forward(x)
-        return torch.cat([self.forward(sample) for sample in x.split(1)])
+            return self.forward(aligned(x))
+        return torch.cat([self.forward(aligned(sample)) for sample in x.split(1)])
 
 
 class Aligned:
@@ -107,13 +108,13 @@ class Recurrent:
         if not isinstance(x, Tensor):
             raise TypeError("a recurrence in invariant numerics takes padded tensors, not packed sequences")
         if x.dim() < 3 or x.shape[self.batch_dim] == 1:
-            return self.forward(x, state)
+            return self.forward(aligned(x), state)
         pairs = isinstance(state, tuple)
         parts = [self._split(part) for part in state] if pairs else [self._split(state)] if state is not None else []
         found = []
         for i, sample in enumerate(x.split(1, self.batch_dim)):
             held = tuple(part[i] for part in parts)
-            found.append(self.forward(sample, None if state is None else held if pairs else held[0]))
+            found.append(self.forward(aligned(sample), None if state is None else held if pairs else held[0]))
         return self._join(found)
 
     def _split(self, part: Tensor) -> tuple[Tensor, ...]:
@@ -192,7 +193,7 @@ def _same_rows(kernel: Callable[[Tensor], Tensor], width: int, counts: tuple[int
     whole = kernel(x)
     for i, count in enumerate((1, *counts)):
         start = i % 4
-        if not torch.equal(kernel(x[start : start + count].clone()), whole[start : start + count]):
+        if not torch.equal(kernel(x[start : start + count]), whole[start : start + count]):
             return False
     return True
 

@@ -35,7 +35,9 @@ class MultiHeadAttention(nn.Module):
         return self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
 
 
-class EncoderBlock(nn.Module):
+class Block(nn.Module):
+    """Attention and MLP of one layer, each behind its norm and around its residual."""
+
     def __init__(self, state: int, heads: int) -> None:
         super().__init__()
         self.attn = MultiHeadAttention(state, heads)
@@ -43,6 +45,8 @@ class EncoderBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(state, 4 * state), nn.GELU(), nn.Linear(4 * state, state))
         self.mlp_ln = nn.LayerNorm(state)
 
+
+class EncoderBlock(Block):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in self.attn.project(self.attn_ln(x)))  # [B, heads, T, head_dim]
         attended = dense(q, k, v)
@@ -50,16 +54,16 @@ class EncoderBlock(nn.Module):
         return x + self.mlp(self.mlp_ln(x))
 
 
-class DecoderBlock(EncoderBlock):
+class DecoderBlock(Block):
     def __init__(self, state: int, heads: int) -> None:
         super().__init__(state, heads)
         self.cross_attn = MultiHeadAttention(state, heads)
         self.cross_attn_ln = nn.LayerNorm(state)
 
-    def step(self, layer: int, x: Tensor, attend: SelfAttention, cross: CrossAttention) -> Tensor:
-        x = x + self.attn.out(attend(layer, *self.attn.project(self.attn_ln(x))).flatten(1))
+    def forward(self, x: Tensor, layer: int, attend: SelfAttention, cross: CrossAttention) -> Tensor:
+        x = x + self.attn.out(attend(layer, *self.attn.project(self.attn_ln(x))).flatten(-2))
         q = self.cross_attn.split(self.cross_attn.query(self.cross_attn_ln(x)))
-        x = x + self.cross_attn.out(cross(layer, q).flatten(1))
+        x = x + self.cross_attn.out(cross(layer, q).flatten(-2))
         return x + self.mlp(self.mlp_ln(x))
 
 
@@ -97,8 +101,8 @@ class TextDecoder(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor, attend: SelfAttention, cross: CrossAttention) -> Tensor:
         """Last hidden states [T, D] of packed tokens [T] at positions [T]; `head` makes logits of them."""
         x = self.token_embedding(ids) + self.positional_embedding[positions]
-        for layer, block in enumerate(self._layers()):
-            x = block.step(layer, x, attend, cross)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, layer, attend, cross)
         return self.ln(x)
 
     def _layers(self) -> Iterator[DecoderBlock]:

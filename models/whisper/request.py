@@ -40,10 +40,6 @@ class TranscribeKnobs(Knobs):
     hallucination_silence_threshold: float | None = Field(None, gt=0, description="seconds; needs word times")
     prepend_punctuations: str = PREPEND
     append_punctuations: str = APPEND
-    windowing: Literal["sequential", "parallel"] = Field(
-        "sequential",
-        description="parallel: windows cut where it is quiet and run at once; nothing is carried over",
-    )
 
     @field_validator("language")
     @classmethod

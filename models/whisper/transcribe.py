@@ -101,9 +101,7 @@ def detect(job: Job) -> Generator[Piece | Emit, Packed | None, str]:
 def sequential(job: Job) -> Steps:
     """One window after another."""
     story = Story(list(job.initial))
-    seek = 0
-    for start, stop in clips(job):
-        seek = max(seek, start)
+    for seek, stop in clips(job):
         while seek < stop:
             window = Window(seek, min(FRAMES, job.content - seek, stop - seek))
             decoded = yield from attempt(job, window, _context(job, story))

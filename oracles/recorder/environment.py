@@ -63,9 +63,7 @@ class Environment:
         return [Requirement(pin) for pin in [*self.pins, *self.no_deps] if not pin.endswith(".whl")]
 
     def interpreter(self, cache: Path) -> Path:
-        """The Python to record with; makes the environment if the cache has none. `EnvironmentRefused` if
-        it cannot.
-        """
+        """The Python to record with; makes the environment if the cache has none. `EnvironmentRefused` if it cannot."""
         if self.base == "current":
             self._check_current()
             return Path(sys.executable)

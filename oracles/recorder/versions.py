@@ -117,9 +117,7 @@ def _moved(old: Manifest, new: Manifest) -> list[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """How one tensor or value moved between two versions. `distance` is empty where they cannot be
-    compared.
-    """
+    """How one tensor or value moved between two versions. `distance` is empty where they cannot be compared."""
 
     name: str
     kind: Literal["added", "removed", "changed"]
@@ -181,9 +179,7 @@ def _may_accept(root: Path, family: str, manifest: Manifest, reason: str) -> Non
 
 @dataclass(frozen=True)
 class Status:
-    """One case: what is accepted, how old and how large it is, whether it still holds here, what awaits
-    acceptance.
-    """
+    """One case: what is accepted, how old and how large it is, whether it still holds here, what awaits acceptance."""
 
     family: str
     case: str

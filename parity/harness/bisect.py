@@ -91,9 +91,7 @@ def _reference_inputs(taps: Mapping[str, Tensor], tap: str) -> dict[str, Tensor]
 
 @dataclass
 class Bisector:
-    """A port's module beside a case. `adapters`: (our path pattern as in `Names`) -> how to call that layer
-    alone.
-    """
+    """A port's module beside a case. `adapters`: (our path pattern as in `Names`) -> how to call that layer alone."""
 
     case: Case
     module: nn.Module
@@ -119,9 +117,7 @@ class Bisector:
         return self.module if own in ("", "(root)") else self.module.get_submodule(own)
 
     def _alone(self, tap: str, path: str, taps: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The outputs of one of our layers on the reference's input, or None where it does not take that
-        input.
-        """
+        """The outputs of one of our layers on the reference's input, or None where it does not take that input."""
         inputs = _reference_inputs(taps, tap)
         if not inputs:
             return None

@@ -55,17 +55,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def sampled(tensor: Tensor, stride: int) -> Tensor:
-    """Every `stride`-th element in row-major order, shape [ceil(n / stride)]; the tensor itself for stride
-    1.
-    """
+    """Every `stride`-th element in row-major order, shape [ceil(n / stride)]; the tensor itself for stride 1."""
     return tensor if stride == 1 else tensor.reshape(-1)[::stride].contiguous()
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One recorded tensor. With `stride` above 1 the file holds a sample, while shape and sha256 are the
-    whole's.
-    """
+    """One recorded tensor. With `stride` above 1 the file holds a sample, while shape and sha256 are the whole's."""
 
     file: str
     key: str  # name inside the file: equal tensors are stored once
@@ -141,9 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def content_version(manifest: Manifest) -> str:
-    """Twelve hex digits over what was recorded, not over when or where: equal recordings have equal
-    versions.
-    """
+    """Twelve hex digits over what was recorded, not over when or where: equal recordings have equal versions."""
     parts = {
         "tensors": {name: [row.sha256, row.stride] for name, row in manifest.tensors.items()},
         "values": _plain(manifest.values),

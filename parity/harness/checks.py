@@ -56,11 +56,9 @@ class Oracle:
     opened: dict[int, Opened] = field(default_factory=dict)
 
     def __call__(self, family: str, case: str, *, key: str | None = None, rung: Rung = "tap") -> Case:
-        """Load a case. `key` is the registry key under test (default: the family), `rung` the kind of the
-        test.
+        """Load a case for the registry key under test, by default the family's name.
 
-        Raises `Stale` if its recorder has changed, `Refused` if a flag does not take, `CaseError` if it is
-        damaged.
+        Raises `Stale` if its recorder has changed, `Refused` if a flag does not take, `CaseError` if it is damaged.
         """
         found = load_case(self.root, family, case, search=self.search)
         self.record.keys.append(key or family)
@@ -83,20 +81,22 @@ class Oracle:
 
 @dataclass
 class Check:
-    """`check(case, tap, tensor)`: compare with the case as the ledger says, keep the row, fail if it is out
-    of bounds.
-    """
+    """`check(case, tap, tensor)`: compare with the case as the ledger says, keep the row, fail if it is out."""
 
     ledger: Ledger
     oracle: Oracle
     record: Record
     bisecting: bool = False
 
-    def __call__(self, case: Case, tap: str, actual: Tensor, *, name: str | None = None) -> Result:
-        """Compare a tensor with the case's tensor `tap`. `name` is the ledger's name of the gate, default
-        the tap.
+    def __call__(
+        self, case: Case, tap: str, actual: Tensor, *, name: str | None = None, squeeze: bool = False
+    ) -> Result:
+        """Compare a tensor with the case's tensor `tap`; fails unless it is within the ledger's bound.
+
+        `name` is the ledger's name of the gate, by default the tap. `squeeze`: dimensions of size 1 do not count, for
+        ports that pack a batch of one.
         """
-        result = self.measure(case, tap, actual, name=name)
+        result = self.measure(case, tap, actual, name=name, squeeze=squeeze)
         assert result, str(result)
         return result
 
@@ -105,17 +105,16 @@ class Check:
     ) -> Result:
         """As calling, but a failed result is returned, not raised; the row is kept all the same."""
         entry, place = self._entry(case, name or tap, actual)
-        expected, given = case[tap], actual.detach().cpu()
-        row = case.entry(tap)
+        row, whole = case.entry(tap), actual.detach().cpu()
         if squeeze:
-            given = like(torch.empty(row.shape, device="meta"), given)
-        if row.stride > 1 and tuple(given.shape) == row.shape:
-            same = tensor_hash(given) == row.sha256
-            given = sampled(given.contiguous(), row.stride)
-            if same:
-                given = expected
+            whole = like(torch.empty(row.shape, device="meta"), whole)
+        fits = tuple(whole.shape) == row.shape
+        given = sampled(whole.contiguous(), row.stride) if fits else whole
         by, bound = entry.gate(portable=bool(self.record.elsewhere)) if entry else ("max_abs", 0.0)
-        return self._keep(case, place, entry, compare(expected, given, by, bound))
+        result = compare(case[tap], given, by, bound)
+        if result and bound == 0.0 and row.stride > 1 and tensor_hash(whole) != row.sha256:
+            result = _failed(result, "the recorded sample is equal, but the whole tensor is not")
+        return self._keep(case, place, entry, result)
 
     def value(self, case: Case, name: str, observed: float, by: str, *, device: str = "cpu") -> Result:
         """Hold one number (a word error rate, a join) to the ledger's bound; `by` is its metric."""

@@ -22,6 +22,11 @@ from torch import Tensor
 Better = Literal["lower", "higher"]
 
 
+def meets(better: Better, observed: float, bound: float) -> bool:
+    """The rule of every gate. NaN never passes."""
+    return observed <= bound if better == "lower" else observed >= bound
+
+
 @dataclass(frozen=True)
 class Measure:
     """What a metric found: its value, and the index of the worst element where there is one."""
@@ -41,8 +46,8 @@ class Metric:
     decibel: bool = False
 
     def passes(self, observed: float, bound: float) -> bool:
-        """NaN never passes."""
-        return observed <= bound if self.better == "lower" else observed >= bound
+        """Whether an observation meets a bound."""
+        return meets(self.better, observed, bound)
 
     def rounded(self, observed: float, factor: float = 1.0) -> float:
         """The tightest bound of two digits that `observed`, worsened by `factor`, still meets."""
@@ -89,9 +94,7 @@ class Result:
     reproduce: str = ""
 
     def __bool__(self) -> bool:
-        if self.reason:
-            return False
-        return self.observed <= self.bound if self.better == "lower" else self.observed >= self.bound
+        return not self.reason and meets(self.better, self.observed, self.bound)
 
     def __str__(self) -> str:
         sign = "<=" if self.better == "lower" else ">="
@@ -134,9 +137,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _gap(expected: Tensor, actual: Tensor) -> Tensor:
-    """|expected - actual| in float64; equal infinities and NaNs are 0 apart, any other non-finite pair
-    infinitely.
-    """
+    """|expected - actual| in float64; equal infinities and NaNs are 0 apart, any other non-finite pair infinitely."""
     a, b = _wide(expected), _wide(actual)
     same = (a == b) | (a.isnan() & b.isnan())
     return torch.where(same, 0.0, torch.nan_to_num((a - b).abs(), nan=math.inf, posinf=math.inf))

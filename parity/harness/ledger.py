@@ -58,9 +58,7 @@ class Entry:
     reason: str = ""
 
     def gate(self, *, portable: bool) -> tuple[str, float]:
-        """(metric, bound) to hold here. A count of differing elements means nothing elsewhere: max_abs
-        stands in.
-        """
+        """(metric, bound) to hold here. A count of differing elements means nothing elsewhere: max_abs stands in."""
         if not portable or self.portable is None:
             return self.metric, self.bound
         return ("max_abs" if self.metric == "exact" else self.metric), self.portable
@@ -212,8 +210,6 @@ def _header(line: str) -> tuple[str, ...]:
 
 
 def proposal(place: Place, by: str, observed: float, hardware: str) -> Entry:
-    """An entry for a new tap, with headroom and without a reason: the lint refuses it until someone writes
-    one.
-    """
+    """An entry for a new tap, with headroom and without a reason: the lint refuses it until someone writes one."""
     bound = metric(by).rounded(observed, HEADROOM)
     return Entry(place, by, bound, None, observed, hardware, datetime.date.today().isoformat(), "")

@@ -45,6 +45,10 @@ class Spec:
             values = self.mean + self.scale * ROOT_3 * centred
         return torch.from_numpy(values.reshape(self.shape)).to(getattr(torch, self.dtype))
 
+    def draw_from(self, seed: int) -> Tensor:
+        """The tensor alone, from a seed of its own: inputs and noise."""
+        return self.draw(np.random.Philox(seed))
+
 
 def default_spec(name: str, tensor: Tensor) -> Spec:
     """Unit gain for matrices and kernels, scales of norms around one, everything else around zero."""

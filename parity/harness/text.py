@@ -13,9 +13,7 @@ Normaliser = Callable[[str], str]
 
 
 def whisper_normaliser(language: str = "en") -> Normaliser:
-    """openai-whisper's text normaliser, the one that published word error rates use. Needs the extra
-    `reference`.
-    """
+    """openai-whisper's text normaliser, the one that published word error rates use. Needs the extra `reference`."""
     from whisper.normalizers import BasicTextNormalizer, EnglishTextNormalizer
 
     return EnglishTextNormalizer() if language == "en" else BasicTextNormalizer()

@@ -23,9 +23,7 @@ ORDER: tuple[TokenClass, ...] = ("exact", "tie", "near-tie", "divergent")
 
 @dataclass(frozen=True)
 class Step:
-    """One step where the port chose another token. `margin`: the reference's logit of its choice minus the
-    port's.
-    """
+    """One step where the port chose another token. `margin`: the reference's logit of its choice minus the port's."""
 
     index: int
     expected: int

@@ -87,6 +87,7 @@ class Sender:
 
     def _encode(self, item: Item) -> bytes:
         fields = {"model": self.target.model, **self._body, **item.body}
+        fields = {name: value for name, value in fields.items() if value is not None}  # None: leave a default out
         request = httpx.Request(
             "POST",
             self.target.url.rstrip("/") + PATHS[self.route],

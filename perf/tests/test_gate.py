@@ -63,7 +63,8 @@ def test_few_repeats_and_invalid_points_are_inconclusive():
     assert judge(AudioThroughput(), LOAD, values, doubled, 0.05).verdict == "pass"
     assert judge(EndToEnd(), LOAD, values[:4], doubled[:4], 0.05).verdict == "inconclusive"
     assert judge(EndToEnd(), LOAD, values, doubled, 0.05, trusted=False).verdict == "inconclusive"
-    assert judge(EndToEnd(), LOAD, [], [], 0.05).verdict == "inconclusive"
+    for few in ([], [1.0]):
+        assert judge(EndToEnd(), LOAD, few, few, 0.05).verdict == "inconclusive"
     run = version(1)
     cut = [dataclasses.replace(p, partial=p.repeat == 2) for p in run.points]
     partial = dataclasses.replace(run, points=cut)

@@ -12,7 +12,7 @@ import pytest
 from perf.bench import route_of, run_bench
 from perf.fake_server import FakeServer, Script
 from perf.schema import Load, read_run
-from serving.errors import BadRequest, SetupError
+from serving.errors import BadRequest
 
 
 @pytest.fixture
@@ -46,6 +46,8 @@ def test_a_url_under_closed_and_open_loads(url: str, tmp_path: Path):
     resumed = run_bench(url=url, route="speak", concurrency=(1, 2, 3), requests=3, out=tmp_path, resume=True)
     assert resumed.points[:2] == closed.points
     assert [p.load.level for p in resumed.points] == [1, 2, 3]
+    guessed = run_bench(url=url, concurrency=(1,), requests=2)  # the server says what its one model does
+    assert (guessed.config.route, guessed.config.models) == ("speech", {"server": "fake"})
     opened = run_bench(url=url, route="chat", rate=(50,), requests=3, model="m")
     assert opened.points[0].load == Load("poisson", 50)
 
@@ -67,7 +69,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path):
         run_bench(url="http://127.0.0.1:1", model="x", route="transcribe", peers=("openai-whispr",))
     with pytest.raises(BadRequest, match="does not serve speech"):
         run_bench(url="http://127.0.0.1:1", model="x", route="speech", peers=("openai-whisper",))
-    with pytest.raises(SetupError, match="does not list its models"):
+    with pytest.raises(BadRequest, match="does not list its models"):
         run_bench(url="http://127.0.0.1:1", route="speech")
     with pytest.raises(BadRequest, match="needs a label"):
         run_bench(route="speech")

@@ -191,8 +191,9 @@ def test_invalid_points_say_so_everywhere(tmp_path: Path):
         ("speech", {"loads": [closed(2)], "requests": 1}),
         ("speech", {"scripts": [Script(status=500)]}),
         ("speech", {"loads": [Load("poisson", 5.0)]}),
+        ("speech", {"labels": ("one", "two"), "requests": 4}),
     ],
-    ids=["chat", "transcription", "one request", "all failed", "open loop"],
+    ids=["chat", "transcription", "one request", "all failed", "open loop", "two targets once"],
 )
 def test_any_run_can_be_shown(route, settings, tmp_path: Path):
     files = {path.name: path for path in reports.write_all(make(route, **settings), tmp_path)}

@@ -19,6 +19,7 @@ from serving.api.routes import (
     generate,
     generate_ws,
     images,
+    page,
     realtime,
     speech,
     system,
@@ -31,7 +32,7 @@ from serving.core.contract import Card, LoadedModel
 from serving.settings import ServerSettings
 
 log = logging.getLogger("toolkit.api")
-GROUPS = (system, transcriptions, speech, voices, chat, images, generate, generate_ws, realtime)
+GROUPS = (page, system, transcriptions, speech, voices, chat, images, generate, generate_ws, realtime)
 TITLE = "Multimodal toolkit"
 
 

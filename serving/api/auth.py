@@ -1,4 +1,4 @@
-"""API keys: bearer tokens compared in constant time. The health routes stay public."""
+"""API keys: bearer tokens compared in constant time. The health routes and the page stay public."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from serving.api.errors import Unauthorized
 
-PUBLIC = ("/health", "/health/live", "/health/ready")
+PUBLIC = ("/", "/health", "/health/live", "/health/ready")  # the page asks for a key itself
 PROTOCOL_PREFIX = "openai-insecure-api-key."  # how browsers, which set no headers, send a key to a WebSocket
 
 

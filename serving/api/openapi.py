@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from serving.api.fields import Own, owner
 from serving.api.state import Api, Spec, knobs_of
@@ -35,27 +37,40 @@ def document(app: FastAPI, api: Api) -> dict[str, Any]:
     """The whole page; made once."""
     if app.openapi_schema is None:
         page = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        page.setdefault("components", {}).setdefault("schemas", {})["Error"] = ERROR
+        components = page.setdefault("components", {}).setdefault("schemas", {})
+        components["Error"] = ERROR
         for spec in api.specs:
             if spec.method != "WS" and spec.path in page["paths"]:
-                _fill(page["paths"][spec.path][spec.method.lower()], spec, api)
+                _fill(page["paths"][spec.path][spec.method.lower()], spec, api, components)
         app.openapi_schema = page
     return app.openapi_schema
 
 
-def _fill(operation: dict[str, Any], spec: Spec, api: Api) -> None:
+def _schema(model: type[BaseModel], name: str, components: dict[str, Any]) -> dict[str, Any]:
+    """A pydantic model's schema; what it nests becomes components named after `name`."""
+    made = model.model_json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
+    components |= {f"{name}.{nested}": schema for nested, schema in made.pop("$defs", {}).items()}
+    return made
+
+
+def _fill(operation: dict[str, Any], spec: Spec, api: Api, components: dict[str, Any]) -> None:
     refusal = {
         "description": "Refused",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
+    names = re.findall(r"{(\w+)}", spec.path)
+    text = {"type": "string", "minLength": 1}
+    operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
     operation["responses"] = {"200": {"description": "Done"}, "default": refusal}
     if not spec.encodings:
         return
     if spec.kind is None:
-        operation["requestBody"] = _content(spec, _plain_schema(spec))
+        operation["requestBody"] = _content(spec, _plain_schema(spec, components))
         return
     able = [model for model in api.models.values() if api.serves(model.card, spec)]
-    schema: dict[str, Any] = {"oneOf": [request_schema(spec, model) for model in able]} if able else {"type": "object"}
+    schema: dict[str, Any] = (
+        {"oneOf": [request_schema(spec, model, components) for model in able]} if able else {"type": "object"}
+    )
     operation["requestBody"] = _content(spec, schema)
 
 
@@ -63,25 +78,27 @@ def _content(spec: Spec, schema: dict[str, Any]) -> dict[str, Any]:
     return {"required": True, "content": {MIME[encoding]: {"schema": schema} for encoding in spec.encodings}}
 
 
-def _plain_schema(spec: Spec) -> dict[str, Any]:
+def _plain_schema(spec: Spec, components: dict[str, Any]) -> dict[str, Any]:
     """A body that no model has a part in."""
-    made: dict[str, Any] = spec.schema.model_json_schema() if spec.schema else {"type": "object", "properties": {}}
+    made: dict[str, Any] = {"type": "object", "properties": {}}
+    if spec.schema:
+        made = _schema(spec.schema, spec.schema.__name__, components)
     made["properties"] |= {name: {"type": "string", "format": "binary"} for name in spec.files}
     made["required"] = [*made.get("required", ()), *(name for name, needed in spec.files.items() if needed)]
     return made
 
 
-def request_schema(spec: Spec, model: LoadedModel) -> dict[str, Any]:
+def request_schema(spec: Spec, model: LoadedModel, components: dict[str, Any]) -> dict[str, Any]:
     """What one model accepts on one route: OpenAI's fields it honours or ignores, its knobs, the files."""
     assert spec.schema is not None
     knobs = knobs_of(model, str(spec.kind))
-    made = knobs.model_json_schema(ref_template="#/components/schemas/{model}")
-    openai = spec.schema.model_json_schema()["properties"]
+    made = _schema(knobs, f"{model.card.key}.{spec.kind}", components)
+    openai = _schema(spec.schema, spec.schema.__name__, components)["properties"]
     honoured = {
         name for name, info in spec.schema.model_fields.items() if _accepted(name, owner(info), knobs.model_fields)
     }
     properties = {name: value for name, value in openai.items() if name in honoured}
-    properties |= {name: value for name, value in made["properties"].items() if name not in properties}
+    properties |= {name: value for name, value in made.get("properties", {}).items() if name not in properties}
     properties |= {name: {"type": "string", "format": "binary"} for name in spec.files}
     properties["model"] = {"const": model.card.key}
     required = [name for name, info in spec.schema.model_fields.items() if info.is_required()]

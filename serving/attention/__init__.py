@@ -1,10 +1,9 @@
-"""One attention op over paged keys and values, with the backends that compute it, and the dense op of
-encoders.
-"""
+"""One attention op over paged keys and values, with the backends that compute it, and the dense op of encoders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Protocol
 
 from torch import Tensor
@@ -23,7 +22,22 @@ class Attend(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor: ...
 
 
-BACKENDS: dict[str, Callable[[], Attend]] = {"sdpa": lambda: sdpa.attend, "tiles": lambda: tiles.attend}
+def _triton() -> Attend:
+    try:
+        return import_module("serving.attention.triton").attend
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            'The attention backend "triton" needs its package: pip install "multimodal-toolkit[triton]"',
+            param="attention",
+        ) from error
+
+
+BACKENDS: dict[str, Callable[[], Attend]] = {
+    "sdpa": lambda: sdpa.attend,
+    "tiles": lambda: tiles.attend,
+    "triton": _triton,
+    "flashinfer": lambda: import_module("serving.attention.flashinfer").FlashInfer(),
+}
 
 
 def attend_with(name: str | None, numerics: str) -> Attend:

@@ -9,9 +9,11 @@ stored.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from serving.alignment import LINE
 from serving.attention.layout import Layout
 
 TILE = 16
@@ -35,7 +37,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor
         padded = q.new_zeros((TILE, *q.shape[1:]))
         padded[row : row + count] = q[at : at + count]
         seen = layout.visible(tile * TILE, min((tile + 1) * TILE, layout.widest))
-        keys, values = layout.load(k, i, seen), layout.load(v, i, seen)
+        keys, values = _load(k, layout, i, seen), _load(v, layout, i, seen)
         if len(seen) > layout.page_size or layout.ring is not None:
             values[:, torch.from_numpy(seen >= layout.lengths[i])] = 0  # a copy, which may hold pages of others
         mask = layout.mask(tile * TILE, TILE, seen, q.device)
@@ -47,9 +49,17 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor
 def _whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor) -> None:
     stored = int(layout.lengths[i])
     seen = layout.visible(stored, stored)
-    keys, values = layout.load(k, i, seen), layout.load(v, i, seen)
+    keys, values = _load(k, layout, i, seen), _load(v, layout, i, seen)
     for t in range(int(layout.starts[i]), int(layout.starts[i + 1])):
         out[t] = _products(q[t : t + 1], keys, values, None, layout.scale)[0]
+
+
+def _load(pool: Tensor, layout: Layout, i: int, seen: np.ndarray) -> Tensor:
+    """Keys [Hk, L, D] whose place in memory does not depend on the page that they lie in."""
+    found = layout.load(pool, i, seen)
+    if layout.page_size * pool.shape[-1] * pool.element_size() % LINE:
+        return found.contiguous() if not found.is_contiguous() else found.clone()
+    return found
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,9 @@ class Outlet:
         """The producer has to wait."""
         if self.limit is None:
             return False
-        return (self.buffer.backlog if self.buffer else self.request.backlog) >= self.limit
+        if self.buffer is not None:
+            return self.buffer.full()
+        return self.request.unread(self.index) >= self.limit
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Request:
     running: dict[int, PieceRun] = field(default_factory=dict)
     made: int = 0  # pieces and emits that the generator has yielded
     head: int = 0  # the first of them whose output is not complete
-    held: dict[int, deque[tuple[str, Any, int]]] = field(default_factory=dict)  # outputs behind the head
+    held: dict[int, list[tuple[str, Any, int]]] = field(default_factory=dict)  # outputs behind the head
     complete: set[int] = field(default_factory=set)  # finished behind the head
     owned: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the request
     closed: bool = False
@@ -119,6 +120,10 @@ class Request:
     played: float = 0.0  # seconds of rated output already delivered
     backlog: int = 0  # items delivered that the client has not consumed
     events: list[Any] = field(default_factory=list)  # for the client, at the end of this pass
+
+    def unread(self, index: int) -> int:
+        """Items of part `index` that the client has not consumed: at the head it can, behind it they pile up."""
+        return self.backlog if index == self.head else sum(count for _, _, count in self.held.get(index, ()))
 
     @property
     def clocked(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -113,11 +112,12 @@ class Router:
             request.first_output = self._clock()
         if outlet.rate:
             request.played += count / outlet.rate
-        request.backlog += count
         event = (outlet.port, values, count)
         if outlet.index != request.head:
-            request.held.setdefault(outlet.index, deque()).append(event)
-        elif request.events:
+            request.held.setdefault(outlet.index, []).append(event)
+            return
+        request.backlog += count
+        if request.events:
             request.events.append(event)
         else:
             self._outbox.add(request, event)
@@ -134,7 +134,10 @@ class Router:
             request.complete.discard(request.head)
             request.head += 1
             for event in request.held.pop(request.head, ()):
+                request.backlog += event[2]
                 self._outbox.add(request, event)
+            if request.head in request.running:
+                self.freed += [seat for seat in request.running[request.head].seats.values() if seat.blocked]
 
 
 def result(piece: PieceRun) -> Packed:

@@ -42,7 +42,7 @@ class Settler:
         except Exception as error:
             self._requests.fail(seat.piece.request, self._blame(seat, error))
             return
-        if seat.queued:
+        if seat.queued or seat.blocked:
             if offer is not None and seat.offer is not None and offer.key == seat.offer.key:
                 seat.offer = offer
             return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from toolkit.cli import bench, client, console, demo, models, parity, serve
+from toolkit.cli import bench, client, console, demo, models, oracle, parity, serve
 from toolkit.cli.console import Exit
 
 HELP = """Multimodal models that compute what their reference computes, served and measured.
@@ -29,6 +29,9 @@ EPILOG = (
     "3 something outside is missing, 130 stopped. Server settings may also come from TOOLKIT_* variables."
 )
 
+# Errors that say no, by name: their modules are too heavy to import for a comparison.
+ANSWERS = {"APIError", "NotAccepted", "RecordingFailed", "EnvironmentRefused"}
+
 app = typer.Typer(
     help=HELP,
     epilog=EPILOG,
@@ -38,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (demo, models, serve, client, parity, bench):
+for group in (demo, models, serve, client, parity, oracle, bench):
     group.register(app)
 
 
@@ -75,7 +78,7 @@ def _code(error: Exception) -> Exit | None:
         return Exit.USAGE
     if isinstance(error, console.OutsideError | ToolkitError | OSError):
         return Exit.OUTSIDE
-    if type(error).__name__ == "APIError":
+    if type(error).__name__ in ANSWERS:
         return Exit.NO
     return Exit.OUTSIDE if type(error).__module__.startswith("httpx") else None
 

@@ -73,8 +73,8 @@ def plantable(module: nn.Module, run: Callable[[], Any] | None = None) -> list[P
     called = calls(module, run) if run else {}
     for path, child in module.named_modules():
         found += [Planted(fault, path, plant) for fault, find in FINDERS if (plant := find(child))]
-        for fault, (names, swap) in FUNCTIONS.items():
-            if names & called.get(path, set()):
+        for fault, (seen, names, swap) in FUNCTIONS.items():
+            if seen & called.get(path, set()):
                 found.append(Planted(fault, path, partial(swapped, child, names, swap)))
     return found
 
@@ -82,9 +82,7 @@ def plantable(module: nn.Module, run: Callable[[], Any] | None = None) -> list[P
 def uncaught(
     module: nn.Module, run: Callable[[], Any], gate: Callable[[], object], *, faults: set[str] | None = None
 ) -> list[Planted]:
-    """The plantable faults that a gate lets through. `gate()` is true when it passes; it must pass without
-    a fault.
-    """
+    """The plantable faults that a gate lets through. `gate()` is true when it passes; it must pass without a fault."""
     if not gate():
         raise AssertionError("the gate fails without any fault: it cannot show that it catches one")
     missed = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -69,13 +69,16 @@ class _Probe(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        result = func(*args, **(kwargs or {}))
         if self.stack:
-            self.called.setdefault(self.stack[-1], set()).add(getattr(func, "__name__", ""))
-        return func(*args, **(kwargs or {}))
+            name = getattr(func, "__name__", "")
+            parts = f"{name} in {len(result)}" if isinstance(result, tuple | list) else name
+            self.called.setdefault(self.stack[-1], set()).add(parts)
+        return result
 
 
 def calls(module: nn.Module, run: Callable[[], Any]) -> dict[str, set[str]]:
-    """Module path -> names of the torch functions that its own code calls during `run()`."""
+    """Module path -> names of the torch functions that its own code calls during `run()`; "chunk in 2" for parts."""
     probe, handles = _Probe(), []
     for path, child in module.named_modules():
         handles.append(child.register_forward_pre_hook(lambda *_, path=path: probe.stack.append(path)))
@@ -117,13 +120,25 @@ def _gates_about(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         return func(torch.cat(args[0].chunk(2, dim)[::-1], dim), dim)
     parts = func(*args, **kwargs)
-    return parts[::-1] if len(parts) == 2 else parts
+    return parts[::-1] if len(parts) == 2 else parts  # three are a query, a key and a value
 
 
-FUNCTIONS: Mapping[str, tuple[frozenset[str], Swap]] = {
-    "missing scale": (frozenset({"scaled_dot_product_attention"}), _unscaled),
-    "wrong mask": (frozenset({"scaled_dot_product_attention"}), _misbehaving_mask),
-    "silu for gelu": (frozenset({"gelu", "silu"}), _other_activation),
-    "double sqrt": (frozenset({"sqrt", "rsqrt"}), _twice),
-    "swapped gates": (frozenset({"chunk", "glu"}), _gates_about),
+class Function(NamedTuple):
+    """A fault of a function: what a module must be seen to call, the functions to swap, and what for."""
+
+    seen: frozenset[str]
+    names: frozenset[str]
+    swap: Swap
+
+
+def _of(swap: Swap, *seen: str) -> Function:
+    return Function(frozenset(seen), frozenset(name.partition(" ")[0] for name in seen), swap)
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "missing scale": _of(_unscaled, "scaled_dot_product_attention"),
+    "wrong mask": _of(_misbehaving_mask, "scaled_dot_product_attention"),
+    "silu for gelu": _of(_other_activation, "gelu", "silu"),
+    "double sqrt": _of(_twice, "sqrt", "rsqrt"),
+    "swapped gates": _of(_gates_about, "chunk in 2", "glu"),
 }

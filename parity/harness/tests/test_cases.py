@@ -100,6 +100,12 @@ def test_a_sample_keeps_the_hash_of_the_whole(tmp_path):
     case = load_case(tmp_path, "f", "big")
     assert case["table"].tolist() == list(range(0, 100, 7))
     assert case.entry("table").shape == (10, 10)
+    path = tmp_path / "f/cases/big/outputs.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CaseError, match="not those of the manifest"):
+        load_case(tmp_path, "f", "big")["table"]
 
 
 def test_an_external_input_is_named_when_it_is_not_given():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parity.harness.compare import METRICS, compare, metric
+from parity.harness.compare import METRICS, compare, meets, metric
 
 NUMERIC = ("exact", "max_abs", "mean_abs", "max_rel", "ulp", "cosine", "nmse", "snr")
 A = torch.tensor([[1.0, 2.0], [4.0, -8.0]])
@@ -95,6 +95,13 @@ def test_integers_and_booleans_compare():
     ids = torch.tensor([3, 5])
     assert compare(ids, torch.tensor([3, 7]), "max_abs").observed == 2
     assert compare(ids > 3, ids > 3, "exact")
+
+
+@pytest.mark.parametrize(("better", "inside", "outside"), [("lower", 1.0, 1.5), ("higher", 1.0, 0.5)])
+def test_a_bound_is_met_from_its_own_side(better, inside, outside):
+    assert meets(better, inside, 1.0)
+    assert not meets(better, outside, 1.0)
+    assert not meets(better, math.nan, 1.0)
 
 
 def test_unknown_metric_names_the_nearest():

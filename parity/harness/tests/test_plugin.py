@@ -8,8 +8,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 
 from parity.harness.ledger import Ledger
+from parity.harness.record import Recording
 from parity.harness.schema import Report
 from parity.harness.sources import recorder_hash
 from parity.harness.tests import toy
@@ -67,7 +69,8 @@ def ledger(pytester, text):
 
 
 def run(pytester, *arguments):
-    return pytester.runpytest("-p", "parity.harness.plugin", *arguments)
+    # Hypothesis's plugin imports hypothesis at the end of every run: seconds, when each run starts afresh.
+    return pytester.runpytest("-p", "parity.harness.plugin", "-p", "no:hypothesispytest", *arguments)
 
 
 def report(pytester):
@@ -282,6 +285,23 @@ def test_a_packed_batch_of_one_is_compared_where_the_suite_says_so(project):
     done = run(project)
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(["*shapes differ: expected [[]1, 6, 20[]], got [[]6, 20[]]*"])
+
+
+def test_a_difference_beside_the_sample_fails_an_exact_gate(project):
+    folder = project.path / "oracles/toy"
+    pen = Recording("big", {})
+    pen.outputs(stride=7, table=torch.arange(100.0))
+    pen.write(folder / "cases/big", "toy", references={}, recorder=recorder_hash(folder))
+    ledger(project, entry() + entry("table").replace(".tiny.", ".big."))
+    suite(
+        project,
+        "@pytest.mark.parametrize('at', [0, 7, 8, None])\n"
+        "def test_toy_big(oracle, check, at):\n    table = torch.arange(100.0)\n"
+        "    if at is not None:\n        table[at] += 1\n    check(oracle('toy', 'big'), 'table', table)\n",
+    )
+    done = run(project)
+    done.assert_outcomes(passed=2, failed=3)
+    done.stdout.fnmatch_lines(["*the recorded sample is equal, but the whole tensor is not*"])
 
 
 def test_controls_demand_that_the_gate_catches_every_fault(project):

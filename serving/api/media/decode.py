@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
+from serving.api.media.mp3 import with_table
 from serving.api.media.optional import pyav
 from serving.core.contract import Audio
 from serving.errors import BadRequest, TooLarge
@@ -74,7 +75,7 @@ class Forward(soundfile.SoundFile):
 
 def _read_soundfile(file: BinaryIO, param: str) -> Iterator[tuple[Block, int]]:
     try:
-        with Forward(file) as sound:
+        with Forward(with_table(file)) as sound:
             promised, got = sound.frames, 0
             while len(block := sound.read(BLOCK, dtype="float32", always_2d=True)):
                 got += len(block)

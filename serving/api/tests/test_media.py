@@ -86,6 +86,23 @@ def test_sizes_in_wav_headers():
     assert live[44:] == to_pcm16(SOUND) == encode("pcm", RATE, SOUND)
 
 
+@pytest.mark.parametrize("tag", [b"", b"ID3\x04\x00\x00\x00\x00\x01\x05" + bytes(133)])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+def test_mp3_of_variable_rate_without_a_table_is_read_to_its_end(tag, channels, rate):
+    quiet, loud = np.zeros((rate, channels)), np.random.default_rng(0).uniform(-0.5, 0.5, (2 * rate, channels))
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.concatenate([loud, quiet, loud]), rate, format="MP3", bitrate_mode="VARIABLE")
+    data = buffer.getvalue()
+    _, length = next(frames(data))
+    assert b"Xing" in data[:length]
+    assert len({length for _, length in frames(data)}) > 2
+    sound = decode(tag + data[length:])
+    assert sound.samples.shape[0] == channels
+    assert 5 * rate <= sound.samples.shape[1] <= 5 * rate + 3 * 1152
+    assert np.abs(sound.samples[:, -rate:]).max() > 0.3
+
+
 def test_an_empty_stream_is_still_a_file():
     assert encoder("wav", RATE, live=True).close().startswith(b"RIFF")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 
 import httpx
 import pytest
@@ -41,7 +42,7 @@ async def test_models_say_what_they_can_do():
     assert 'Did you mean "ears"' in missing.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+@pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/health/ready"])
 async def test_health_is_public_and_the_rest_is_not(path):
     app, _ = make_app(api_keys=("right", "other"))
     async with client(app) as http:
@@ -238,3 +239,17 @@ async def test_the_openapi_page_has_one_alternative_a_model():
     assert "beam_size" in by_model["ears"]["properties"]
     assert "language" not in by_model["plain"]["properties"]
     assert by_model["plain"]["required"] == ["model", "file"]
+
+
+async def test_every_reference_of_the_openapi_page_resolves():
+    app, _ = make_app(keys=("ears", "mouth", "talker", "painter", "filmer", "actor"))
+    async with client(app) as http:
+        text = (await http.get("/openapi.json")).text
+    page = json.loads(text)
+    references = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
+    assert references <= set(page["components"]["schemas"])
+    assert "Chat.Message" in references
+    assert "#/$defs" not in text
+    for path, operations in page["paths"].items():
+        for operation in operations.values():
+            assert [one["name"] for one in operation["parameters"]] == re.findall(r"{(\w+)}", path)

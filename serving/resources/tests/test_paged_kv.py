@@ -48,17 +48,19 @@ def test_invariant_bits_do_not_depend_on_chunks_batch_or_padding(page_size, dim)
         assert torch.equal(padded[slot], want)
 
 
-def test_invariant_reading_does_not_depend_on_the_other_queries():
+def test_invariant_reading_does_not_depend_on_the_other_queries_or_the_page():
     kv = make(numerics="invariant", page_size=37, max_len=37)
-    admit(kv, 1, 2, units=37)
-    for slot in (1, 2):
+    admit(kv, 1, 2, 3, units=37)
+    for slot in (1, 2, 3):
         step = kv.plan(batch([slot], [37]), write=True)
-        made = Tokens(37, slot)
+        made = Tokens(37, 1)
         step.write(0, made.k, made.v)
     q = Tokens(24, 9).q
     together = kv.plan(batch([2, 1], [20, 4]), write=False).read(0, q)
     one_by_one = [kv.plan(batch([2], [1]), write=False).read(0, q[i : i + 1]) for i in range(20)]
     assert torch.equal(together[:20], torch.cat(one_by_one))
+    elsewhere = kv.plan(batch([3], [20]), write=False).read(0, q[:20])
+    assert torch.equal(together[:20], elsewhere)
 
 
 def test_fast_depends_on_the_batch_only_within_rounding():

@@ -1,0 +1,12 @@
+"""Where a tensor begins in memory, which some CPU kernels let decide the order of their sums."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+LINE = 64  # bytes: a cache line, and where torch's own allocations begin
+
+
+def aligned(x: Tensor) -> Tensor:
+    """The tensor, copied if it does not begin as an allocation of its own would."""
+    return x.clone() if x.data_ptr() % LINE else x
