@@ -74,8 +74,7 @@ def run_bench(
     chosen = route_of(keys, route if route or keys or not name else _only_route(name, listed))
     options = [*serve_options, *(["--experimental"] if experimental else [])]
     targets: list[Target | Launch] = [launch.toolkit(key, *options) for key in keys]
-    if url:
-        targets.append(Target(url, name or "", label=model or "server", api_key=api_key))
+    targets += [Target(url, name or "", label=model or "server", api_key=api_key)] if url else []
     targets += [peer(name, chosen) for name in peers]
     loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
     settings = Settings(
@@ -91,18 +90,8 @@ def run_bench(
     )
     items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
     earlier = read_run(out / "run.json") if resume and out else None
-    planner = _planner(find, chosen, settings)
+    planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None
     return session.measure(targets, chosen, items, loads, settings, out=out, resume=earlier, say=say, planner=planner)
-
-
-def _at(url: str | None, model: str | None, api_key: str | None) -> list[Target | Launch]:
-    """The server that runs already."""
-    return [Target(url, model or _only_model(url, api_key), model or "server", api_key=api_key)] if url else []
-
-
-def _planner(find: str | None, route: str, settings: Settings) -> KneeSweep | RateSearch | None:
-    """What chooses the loads, where they are not set."""
-    return {"knee": KneeSweep, "rate": RateSearch}[find](route, settings.slos) if find else None
 
 
 def route_of(keys: Sequence[str], route: str | None) -> str:
