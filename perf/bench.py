@@ -74,8 +74,7 @@ def run_bench(
     chosen = route_of(keys, route if route or keys or not name else _only_route(name, listed))
     options = [*serve_options, *(["--experimental"] if experimental else [])]
     targets: list[Target | Launch] = [launch.toolkit(key, *options) for key in keys]
-    if url:
-        targets.append(Target(url, name or "", label=model or "server", api_key=api_key))
+    targets += [Target(url, name or "", label=model or "server", api_key=api_key)] if url else []
     targets += [peer(name, chosen) for name in peers]
     loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
     settings = Settings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -32,5 +32,7 @@ class PaintKnobs(Knobs):
 
 class ListenKnobs(Knobs):
     """A stream of samples in, a token a frame out; a session remembers what it heard."""
+
+    TAKES: ClassVar = ("text", "audio")
 
     gain: float = Field(1.0, gt=0.0, le=10.0)

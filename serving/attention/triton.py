@@ -82,9 +82,7 @@ def _attend(  # noqa: ANN202
     high = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, WIDTH], tl.float32)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(first - WINDOW + 1, 0) // N * N
+    begin = tl.maximum(first - WINDOW + 1, 0) // N * N if WINDOW > 0 else 0
     sinks = tl.minimum((SINKS + N - 1) // N * N, begin)  # blocks before the window that hold sinks
     for turn in range(0, sinks + length - begin, N):
         at = tl.where(turn < sinks, turn, turn - sinks + begin) + tl.arange(0, N)

@@ -22,12 +22,13 @@ class Pool:
     stale: deque[int] = field(default_factory=deque)  # pages that hold a former owner's values
 
     def scrub(self) -> None:
-        """Zero stale values once, before their new owner writes: a masked key counts 0 x value, which must be finite.
+        """Zero stale values once, before their new owner writes: what a mask hides must still be finite.
 
         The engine thread adds pages while a lane is here.
         """
         pages = [self.stale.popleft() for _ in range(len(self.stale))]
         if pages:
+            self.k[:, pages] = 0
             self.v[:, pages] = 0
 
     def copy(self, sources: list[int], targets: list[int]) -> None:

@@ -47,7 +47,7 @@ def product(package):
 
 
 def upward(package, source):
-    """Imports of a package that stands above. The harness stands apart: it imports nothing of ours, anyone may use it."""
+    """Imports of a package that stands above. The harness stands apart: it needs nothing of ours."""
     above = ORDER[: ORDER.index(package)]
     names = [name for name in imports(source) if name != "parity.harness" and not name.startswith("parity.harness.")]
     return [name for name in names if name.split(".")[0] in above]

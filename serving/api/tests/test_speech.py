@@ -149,7 +149,11 @@ def test_first_audio_leaves_before_the_last_is_made():
     app, engine = app_of(lambda task: [Out("audio", SOUND), Sleep(30)])
     with live(app) as url:
         with httpx.stream("POST", url + PATH, json=body(response_format="pcm", stream=True)) as response:
-            assert next(response.iter_raw()) == to_pcm16(SOUND)
+            expected, heard = to_pcm16(SOUND), b""
+            parts = response.iter_raw()  # the network cuts where it likes
+            while len(heard) < len(expected):
+                heard += next(parts)
+            assert heard == expected
         wait_for(lambda: engine.cancelled == [engine.submitted[0].request_id])
         metrics = httpx.get(url + "/metrics").text
     assert 'toolkit_first_output_seconds_count{model="mouth",route="/v1/audio/speech"} 1.0' in metrics

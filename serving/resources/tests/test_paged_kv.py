@@ -219,11 +219,14 @@ def test_a_slot_finds_its_latest_owner_and_two_slots_may_share_one():
     assert kv.plan(batch([1], [1]), write=True).positions.tolist() == [0]
 
 
-def test_pages_of_a_former_owner_cannot_poison_the_next():
-    kv = make(page_size=96, slots=3)
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+def test_pages_of_a_former_owner_cannot_poison_the_next(numerics):
+    kv = make(page_size=96, slots=3, numerics=numerics)
     admit(kv, 1, 2)
-    bad = torch.full((96, 2, 8), float("nan"))
-    kv.plan(batch([1], [80]), write=True).write(0, bad[:80], bad[:80])
+    bad = torch.full((80, 2, 8), float("nan"))
+    step = kv.plan(batch([1], [80]), write=True)
+    for layer in range(2):
+        step.write(layer, bad, bad)
     kv.release("r1")
     admit(kv, 3)
     tokens = {2: Tokens(9, 2), 3: Tokens(4, 3)}
