@@ -48,4 +48,7 @@ class Deployment(BaseModel):
         *range(704, 1281, 64),
         *range(1408, 2049, 128),
     )
+    captured_length: int | None = Field(
+        None, ge=1, description="longest bucket that is captured; by default 128 on a CPU, else 512"
+    )
     batch_rows: int | None = Field(None, ge=1, le=64, description="rows a step; by default 1 on a CPU, else 4")
