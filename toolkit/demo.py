@@ -1,4 +1,4 @@
-"""The demo: a server in a process of its own, recordings through it, a word error rate, a short bench, a report."""
+"""The demo: one server for two models; speech in, speech out and back in, word error rates, a bench, a report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from pathlib import Path
 from toolkit.cli import console
 from toolkit.client import Client
 
-KEY = "whisper_tiny_en"
+EARS, MOUTH = "whisper_tiny_en", "kokoro"
 CLIPS = 3  # transcribed one by one for people to read; the bench sends them all
+SENTENCES = (
+    "The train to the coast leaves at half past nine.",
+    "She paid twenty dollars for the blue umbrella.",
+    "Please close the window before you go to bed.",
+)
 WORST_WER = 0.10  # above this the demo has failed
 
 
@@ -17,11 +22,29 @@ def run(out: Path, requests: int) -> bool:
     """Run the demo; whether the words were understood."""
     from perf.launch import running, toolkit
 
-    with running(toolkit(KEY), out / "logs") as server:
-        console.say(f"{KEY} is served at {server.target.url}")
-        understood = transcribe(server.target.url)
-        bench(server.target.url, out, requests)
-    return understood
+    with running(toolkit(EARS, MOUTH), out / "logs") as server:
+        url = server.target.url
+        console.say(f"{EARS} and {MOUTH} are served at {url}")
+        understood = [transcribe(url), speak(url, out)]
+        bench(url, out, requests)
+    return all(understood)
+
+
+def speak(url: str, out: Path) -> bool:
+    """Text to speech and back: the voice is kept as WAV files; print what was heard and the word error rate."""
+    from perf.text import word_error_rate
+
+    heard = []
+    with Client(url) as client:
+        for number, sentence in enumerate(SENTENCES):
+            sound = client.speak(sentence, model=MOUTH)
+            path = out / f"spoken-{number}.wav"
+            path.write_bytes(sound)
+            heard.append(client.transcribe((path.name, sound), model=EARS)["text"])
+            console.write(f"{path}: {heard[-1]}")
+    wer = word_error_rate(list(SENTENCES), heard)
+    console.write(f"WER {wer:.1%} over {len(heard)} spoken sentences")
+    return wer <= WORST_WER
 
 
 def transcribe(url: str) -> bool:
@@ -33,7 +56,7 @@ def transcribe(url: str) -> bool:
     with Client(url) as client:
         for item in recordings().items[:CLIPS]:
             began = time.monotonic()
-            text = client.transcribe((f"{item.id}.wav", item.audio or b""), model=KEY)["text"]
+            text = client.transcribe((f"{item.id}.wav", item.audio or b""), model=EARS)["text"]
             console.write(f"{item.id} ({item.seconds:.1f} s of speech in {time.monotonic() - began:.2f} s): {text}")
             said.append(item.text)
             heard.append(text)
@@ -48,7 +71,7 @@ def bench(url: str, out: Path, requests: int) -> None:
     from perf.bench import run_bench
 
     done = run_bench(
-        url=url, model=KEY, route="transcription", concurrency=(1, 4), requests=requests, out=out, say=console.say
+        url=url, model=EARS, route="transcription", concurrency=(1, 4), requests=requests, out=out, say=console.say
     )
     for path in reports.write_all(done, out):
         console.write(str(path))
