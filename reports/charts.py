@@ -44,7 +44,7 @@ def svg(chart: Any, title: str) -> str:
         ),
         view=alt.ViewConfig(stroke=None),
     )  # fmt: skip
-    drawn: str = vl_convert.vegalite_to_svg(styled.to_json())
+    drawn: str = vl_convert.vegalite_to_svg(styled.to_json(validate=False))
     # A label on each of a thousand marks helps nobody who listens to the page, and doubles its size.
     drawn = re.sub(r' (aria-[a-z]+|role|pointer-events|stroke-miterlimit)="[^"]*"', "", drawn)
     drawn = re.sub(r'(?<= )(d|transform)="[^"]*"', _rounded, drawn)

@@ -1,22 +1,25 @@
-"""A static site of many runs: what is fast now, how it got there, and every run's own report."""
+"""A static site of many runs: what is right and what is fast now, how it got there, and every run's own report."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perf.schema import read_run
-from reports import write_all
-from reports.charts import history
+from reports import parity, write_all
+from reports.charts import history, throughput, trade_off
 from reports.history import series
-from reports.html import environment
-from reports.summary import build
+from reports.html import Drawing, environment
+from reports.summary import Report, build
 from serving.errors import SetupError
 
 
 def write_dashboard(folders: Sequence[Path], out: Path) -> Path:
-    """Read every run.json under the folders, write out/index.html and each run's reports. Returns the index."""
+    """Read every run.json and the newest parity.json under the folders; write out/index.html and each run's reports.
+
+    Returns the index. Raises `SetupError` where there is no run, or a file is none.
+    """
     paths = sorted({path for folder in folders for path in folder.rglob("run.json")})
     if not paths:
         raise SetupError(f"No run.json under {', '.join(map(str, folders))}.")
@@ -25,12 +28,26 @@ def write_dashboard(folders: Sequence[Path], out: Path) -> Path:
     for name, report in zip(names, reports, strict=True):
         write_all(report.run, out / name)
     found = series(reports)
+    compared = parity.newest(sorted({path for folder in folders for path in folder.rglob("parity.json")}))
     page = environment().get_template("dashboard.html.j2").render(
         runs=list(zip(names, reports, strict=True))[::-1],
         series=found,
+        parity=compared,
+        matrix=parity.matrix(compared) if compared else [],
+        rungs=parity.RUNGS,
+        sweeps=list(_sweeps(reports)),
         drawings=[(one, history(one)) for one in found if len(one.seen) > 1],
         changes=[(one, change) for one in found for change in one.changes],
     )  # fmt: skip
     index = out / "index.html"
     index.write_text(page, encoding="utf-8")
     return index
+
+
+def _sweeps(reports: Sequence[Report]) -> Iterator[Drawing]:
+    """The newest sweep over loads of each set of models; invalid ones are drawn, and say so."""
+    newest = {tuple(report.run.config.models.values()): report for report in reports if len(report.rows) > 1}
+    for models, report in newest.items():
+        name = ", ".join(dict.fromkeys(models)) + ("" if report.verdict != "invalid" else " (invalid)")
+        drawn = {"throughput by load": throughput(report), "throughput against first response": trade_off(report)}
+        yield from (Drawing(f"{name}: {what}", svg) for what, svg in drawn.items() if svg)

@@ -13,13 +13,14 @@ from perf.schema import Run
 from reports.dashboard import write_dashboard
 from reports.history import series, steps
 from reports.summary import build
+from reports.tests.test_parity_matrix import report, row
 from reports.tests.test_reports import make
 from serving.errors import SetupError
 
 
 def runs(n: int) -> list[Run]:
     """The same run seen on `n` days, the last three on another machine."""
-    run = make(requests=4, loads=[closed(2)])
+    run = make(requests=4, loads=[closed(1), closed(2)])
     days = (dataclasses.replace(run, started=f"2026-01-{i + 1:02d}T00:00:00+00:00") for i in range(n))
     return [dataclasses.replace(r, client={**r.client, "cores": 64 if i >= n - 3 else 2}) for i, r in enumerate(days)]
 
@@ -44,11 +45,15 @@ def test_runs_on_other_machines_are_other_series():
 def test_the_site_links_every_run(tmp_path: Path):
     for i, run in enumerate(runs(2)):
         run.save(tmp_path / "in" / str(i) / "run.json")
+    report([row(), row(rung="served", state="fail")]).write(tmp_path / "in" / "parity" / "parity.json")
     index = write_dashboard([tmp_path / "in"], tmp_path / "out")
     page = index.read_text()
     reports = sorted(p.relative_to(index.parent) for p in index.parent.glob("*/report.html"))
     assert len(reports) == 2
     assert all(f'href="{path}"' in page for path in reports)
     assert "<script" not in page
+    assert "pass 1 / 1, 25.0 % of the bound" in page
+    assert "fail 0 / 1" in page
+    assert "fake: throughput by load" in page
     with pytest.raises(SetupError, match="No run"):
         write_dashboard([tmp_path / "nowhere"], tmp_path / "out")

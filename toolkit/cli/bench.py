@@ -22,7 +22,7 @@ ROUTES = ("transcription", "speech", "chat")
 
 
 class RunByDefault(TyperGroup):
-    """`toolkit bench KEY` is `toolkit bench run KEY`."""
+    """`toolkit bench KEY` is `toolkit bench run KEY`, and so for reports."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in {"-h", "--help"}):
@@ -33,6 +33,12 @@ class RunByDefault(TyperGroup):
 bench = typer.Typer(
     cls=RunByDefault,
     help="Load servers, write run.json and the reports.\n\nExample: toolkit bench whisper_tiny_en --concurrency 1,8",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+report = typer.Typer(
+    cls=RunByDefault,
+    help="Write reports.\n\nExample: toolkit report runs/latest/run.json",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -170,7 +176,8 @@ def _compared(before: Path, after: Path, allowed: str) -> list[Comparison]:
     return judge.compare(read_run(before), read_run(after), allowed=share(allowed))
 
 
-def report(
+@report.command("run")
+def report_run(
     run: Annotated[Path, typer.Argument(help="A run.json.")] = OUT / "run.json",
     out: Annotated[Path | None, typer.Option(help="Folder; without it, the run's.")] = None,
 ) -> None:
@@ -185,6 +192,20 @@ def report(
         raise console.UsageError(f"No run at {run}; make one with: toolkit bench KEY")
     for path in reports.write_all(read_run(run), out or run.parent):
         console.write(str(path))
+
+
+@report.command("dashboard", no_args_is_help=True)
+def dashboard(
+    folders: Annotated[list[Path], typer.Argument(help="Searched for run.json and parity.json.", metavar="DIR...")],
+    out: Annotated[Path, typer.Option(help="Folder of the site.")] = Path("site"),
+) -> None:
+    """Write a static site of many runs: parity matrix, newest figures, steps, sweeps, history, each run's report.
+
+    Example: toolkit report dashboard runs --out site
+    """
+    from reports.dashboard import write_dashboard
+
+    console.write(str(write_dashboard(folders, out)))
 
 
 def numbers(text: str, kind: type[N], option: str) -> tuple[N, ...]:
@@ -211,4 +232,4 @@ def share(text: str) -> float:
 
 def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
-    app.command("report")(report)
+    app.add_typer(report, name="report")

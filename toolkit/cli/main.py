@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from toolkit.cli import bench, client, console, demo, models, oracle, parity, serve
+from toolkit.cli import bench, client, console, demo, models, oracle, parity, profile, serve
 from toolkit.cli.console import Exit
 
 HELP = """Multimodal models that compute what their reference computes, served and measured.
@@ -41,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (demo, models, serve, client, parity, oracle, bench):
+for group in (demo, models, serve, client, parity, oracle, bench, profile):
     group.register(app)
 
 
