@@ -16,10 +16,11 @@ FILE, FUNCTION, P90 = 600, 60, 28
 
 
 def sources(root: Path) -> Iterator[Path]:
-    """Product files: tests are left out."""
+    """Product files: tests are left out, and folders that git does not see."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            if "tests" not in path.parts and not path.name.startswith("test_"):
+            parts = path.relative_to(root).parts
+            if "tests" not in parts and not path.name.startswith("test_") and not any(p[0] == "." for p in parts):
                 yield path
 
 

@@ -32,7 +32,7 @@ __all__ = ["MODES", "entered", "prepare", "probe"]
 
 MODES = ("fast", "invariant")
 TILE = 16
-LARGE = 1 << 22  # weights from which the packed kernel wins in `fast`: heads over a vocabulary
+LARGE = 1 << 21  # weights from which the packed kernel wins in `fast` at the few rows of a decoding step
 TRIALS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 23, 24, 31, 32, 33, 48, 63, 64, 100)
 FEW = (2, 3, 7, 8, 16, 17, 33)  # trials of layers that take milliseconds a call
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

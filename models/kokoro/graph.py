@@ -43,14 +43,16 @@ class KokoroPort:
     """The port: `serving.core.contract.Model`."""
 
     def __init__(self, net: Kokoro, voices: Voices, g2p: G2P, options: Options, deployment: Deployment) -> None:
-        rows = deployment.batch_rows or (1 if options.device == "cpu" or options.numerics == "invariant" else 4)
+        cpu = options.device == "cpu"
+        rows = deployment.batch_rows or (1 if cpu or options.numerics == "invariant" else 4)
+        captured = deployment.captured_length or (128 if cpu else 512)
         self.net, self.d, self.device = net, deployment, options.device
         self._voices, self._g2p = voices, g2p
         self.modules = {"kokoro": net}
         nodes = (
-            TextHalf(net, deployment.text_buckets, rows),
+            TextHalf(net, deployment.text_buckets, rows, captured),
             Noise(net, options.device),
-            FrameHalf(net, deployment.frame_buckets, rows),
+            FrameHalf(net, deployment.frame_buckets, rows, captured),
         )
         self.graph = Graph({node.name: node for node in nodes}, EDGES, {}, WALKS)
 

@@ -28,15 +28,17 @@ class Bucketed(Node):
     """A node whose rows are padded to a length of a ladder, so that few shapes are ever seen.
 
     oneDNN keeps a primitive for every shape it meets and the heap fragments around them: at exact lengths a
-    process that speaks grows by hundreds of MiB.
+    process that speaks grows by hundreds of MiB. Lengths up to `captured` are declared as buckets; a longer row runs
+    alone, padded all the same.
     """
 
     takes: tuple[str, ...]
 
-    def __init__(self, net: Kokoro, ladder: Sequence[int], rows: int) -> None:
+    def __init__(self, net: Kokoro, ladder: Sequence[int], rows: int, captured: int) -> None:
         self.net = net
         self.ladder = tuple(sorted(ladder))
-        self.buckets = tuple((n, n * length) for n in range(1, rows + 1) for length in self.ladder)
+        short = [length for length in self.ladder if length <= captured] or self.ladder[:1]
+        self.buckets = tuple((n, n * length) for n in range(1, rows + 1) for length in short)
 
     def bucket(self, length: int) -> int:
         """The padded length; past the ladder, multiples of its last step up."""

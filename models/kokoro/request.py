@@ -31,7 +31,7 @@ class SpeakKnobs(Knobs):
 
 
 class Deployment(BaseModel):
-    """Kokoro's own options under `model:` in a deployment's YAML."""
+    """Kokoro's own options, under `options:` in a deployment's YAML."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,5 +47,8 @@ class Deployment(BaseModel):
         *range(288, 641, 32),
         *range(704, 1281, 64),
         *range(1408, 2049, 128),
+    )
+    captured_length: int | None = Field(
+        None, ge=1, description="longest bucket that is captured; by default 128 on a CPU, else 512"
     )
     batch_rows: int | None = Field(None, ge=1, le=64, description="rows a step; by default 1 on a CPU, else 4")

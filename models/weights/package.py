@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -79,5 +80,10 @@ def _download(name: str, version: str, folder: Path) -> Path:
 
 
 def _size(folder: Path) -> int:
-    """Bytes below the folder, whose files come and go."""
-    return sum(file.stat().st_size for file in folder.rglob("*.whl") if file.is_file())
+    """Bytes of wheels below the folder, whose files and folders come and go while we look."""
+    total = 0
+    for parent, _, names in os.walk(folder):  # passes over what has gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(Path(parent, name)).st_size if name.endswith(".whl") else 0
+    return total

@@ -103,6 +103,7 @@ class Boundary:
         self.api.metrics.seconds.labels(*labels).observe(seconds)
         if isinstance(exchange.error, Cancelled):
             self.api.metrics.aborts.labels(*labels).inc()
+        self.api.metrics.fold()
         fields = {
             "route": exchange.route,
             "model": exchange.model,

@@ -1,4 +1,4 @@
-"""What a listener of a stream would notice: first audio, gaps between chunks, a player that runs dry."""
+"""What a listener of a stream would notice: first audio, a player that runs dry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Playing:
     labels: tuple[str, str]
     arrived: float
     began: float | None = None
-    last: float = 0.0
     sent: float = field(default=0.0)  # seconds of audio given to the listener
 
     def chunk(self, seconds: float) -> None:
@@ -24,12 +23,9 @@ class Playing:
         now = time.monotonic()
         if self.began is None:
             self.began = now
-            self.metrics.first.labels(*self.labels).observe(now - self.arrived)
-        else:
-            self.metrics.gaps.labels(*self.labels).observe(now - self.last)
-            if now - self.began > self.sent:
-                self.metrics.underruns.labels(*self.labels).inc()
-                self.began = now - self.sent  # a player waits, then goes on
-        self.last = now
+            self.metrics.first_audio.labels(*self.labels).observe(now - self.arrived)
+        elif now - self.began > self.sent:
+            self.metrics.underruns.labels(*self.labels).inc()
+            self.began = now - self.sent  # a player waits, then goes on
         self.sent += seconds
         self.metrics.audio_out.labels(*self.labels).inc(seconds)

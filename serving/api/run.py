@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from serving.api.body import Body, read_body
 from serving.api.boundary import Exchange
 from serving.api.errors import to_error
 from serving.api.fields import Parsed, Schema, parse
+from serving.api.metrics import Metrics
 from serving.api.state import Api, Handle, Output, Spec, knobs_of
 from serving.core.contract import LoadedModel, Task
 from serving.errors import BadRequest, Cancelled, Timeout, ToolkitError
@@ -164,7 +166,8 @@ class Stream(Response):
         self.raw_headers += [(key.encode(), value.encode()) for key, value in (headers or {}).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._run(scope["exchange"], send))
+        metrics = scope["app"].state.api.metrics
+        await unless_gone(receive, self._run(scope["exchange"], paced(send, scope["exchange"], metrics)))
 
     async def _run(self, exchange: Exchange, send: Send) -> None:
         async with contextlib.aclosing(self.chunks) as chunks:
@@ -189,3 +192,19 @@ class Stream(Response):
                 await send(message)
         except TimeoutError:
             raise Cancelled(f"The client read nothing for {self.timeout:g} seconds.") from None
+
+
+def paced(send: Send, exchange: Exchange, metrics: Metrics) -> Send:
+    """A `send` that measures when the chunks of a stream leave."""
+    last: float | None = None
+
+    async def sending(message: Message) -> None:
+        nonlocal last
+        if message.get("body"):
+            now = time.monotonic()
+            histogram, since = (metrics.first, exchange.arrived) if last is None else (metrics.gaps, last)
+            histogram.labels(exchange.route, exchange.model).observe(now - since)
+            last = now
+        await send(message)
+
+    return sending

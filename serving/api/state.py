@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel
 
 from serving.api.limits import Seats
-from serving.api.metrics import Metrics
+from serving.api.metrics import Metrics, Trace
+from serving.api.pools import pools_of
 from serving.api.voices import VoiceStore
 from serving.core.contract import Card, LoadedModel, Packed, Task
 from serving.errors import BadRequest, EngineDead, NotFound, Overloaded, nearest
@@ -59,6 +60,8 @@ class Engine(Protocol):
         session: str | None = None,
         live: bool = False,
     ) -> Handle: ...
+    @property
+    def traces(self) -> Iterable[Trace]: ...  # the latest steps, oldest first
     def stats(self) -> Mapping[str, Any]: ...
     async def start(self) -> None: ...
     async def stop(self, drain_seconds: float) -> None: ...
@@ -113,7 +116,8 @@ class Api:
         self.settings, self.engine, self.catalogue = settings, engine, catalogue
         self.models = {model.card.key: model for model in loaded}
         self.seats = Seats(sum(model.options.rows for model in loaded), settings.queue_size)
-        self.metrics = Metrics(lambda: engine.stats())
+        rows = {key: model.options.rows for key, model in self.models.items()}
+        self.metrics = Metrics(engine.stats, lambda: engine.traces, pools_of(loaded), rows)
         self.pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="media")
         self.started = int(time.time())
         self.specs = tuple(specs)

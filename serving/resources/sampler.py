@@ -92,6 +92,7 @@ class Sampler(Resource):
         self.position = np.zeros(slots + 1, np.int64)
         self.prompt = np.zeros(slots + 1, np.int64)  # a draw before the prompt's end counts for nothing
         self._tables: dict[str, Tensor] = {}
+        self._steady: tuple[bytes, np.ndarray, int, np.ndarray] | None = None
         self._owners: set[str] = set()
         self._name = f"sampler{next(_numbers)}"
 
@@ -124,6 +125,7 @@ class Sampler(Resource):
         `prompt` and `output` are the tokens before the first draw: penalties count them. `length` is the
         units that the prompt's steps will count where that is more (embeddings).
         """
+        self._steady = None
         for name, sub in self.subs.items():
             chosen = (subs or {}).get(name, params)
             for number in NUMBERS:
@@ -169,14 +171,21 @@ class Sampler(Resource):
         index = b.index
         position = self.position.take(index) + b.units
         self.position[index] = position
-        flags = self.flags.take(index, 1)
-        found = int(np.bitwise_or.reduce(flags, axis=None))
+        flags, found, keys = self._rows(index)
         u = None
         if found & WARM:
             u = b.buffer(self._name, (len(self.subs), b.size), torch.float64)
-            self._stage(u, draws.uniform(self.keys.take(index, 1), position))
+            self._stage(u, draws.uniform(keys, position))
         due = position >= self.prompt[index] if found & PENALTY else None
         return SamplerStep(self, b.slots, flags, found, u, due)
+
+    def _rows(self, index: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
+        """What the rows need, any of them needs, and their keys; kept while the same rows step."""
+        rows = index.tobytes()
+        if self._steady is None or self._steady[0] != rows:
+            flags = self.flags.take(index, 1)
+            self._steady = rows, flags, int(np.bitwise_or.reduce(flags, axis=None)), self.keys.take(index, 1)
+        return self._steady[1:]
 
     def _stage(self, u: Tensor, drawn: np.ndarray) -> None:
         n = drawn.shape[1]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from serving.api.media.decode import decode_audio
 from serving.settings import Limits, ServerSettings, Timeouts
@@ -78,6 +79,28 @@ async def test_speech_is_the_same_whole_streamed_alone_and_among_others():
     assert other != alone
     samples = decode_audio(io.BytesIO(wav.content), Limits()).samples[0]
     np.testing.assert_array_equal((samples * 32768).astype("<i2"), np.frombuffer(alone, "<i2"))
+
+
+async def test_metrics_of_a_real_engine():
+    """Every step is timed once, and at rest every page and slot is free."""
+    async with toy() as (app, http):
+        resting = free(app)
+        await pcm(http)
+        await settled(app, resting)
+        text = (await http.get("/metrics")).text
+        counts = app.state.api.engine.stats()["steps"]
+    found = {f"{s.name}{sorted(s.labels.items())}": s for f in text_string_to_metric_families(text) for s in f.samples}
+    for node in ("lm", "codec"):
+        timed = sum(
+            s.value
+            for s in found.values()
+            if s.name == "toolkit_step_seconds_count" and s.labels["node"] == node and s.labels["model"] == "toy"
+        )
+        assert timed == counts[f"toy.{node}"] > 0
+    free_now = {s.labels["pool"]: s.value for s in found.values() if s.name == "toolkit_pool_free"}
+    capacity = {s.labels["pool"]: s.value for s in found.values() if s.name == "toolkit_pool_capacity"}
+    assert set(free_now) == {"kv", "filter", "memory"}
+    assert free_now == capacity
 
 
 async def test_pictures_follow_their_seed():

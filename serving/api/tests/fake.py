@@ -100,6 +100,7 @@ class FakeEngine:
         self.refusal: BaseException | None = None
         self.start_seconds = 0.0
         self.stopped = False
+        self.traces: list[Any] = []
 
     async def submit(self, key, task, *, request_id, seed=None, session=None, live=False):
         if self.refusal:
@@ -110,7 +111,14 @@ class FakeEngine:
         return handle
 
     def stats(self):
-        return {"running": len(self.running), "pools": {"kv": {"free": 7}}}
+        return {
+            "state": self.state,
+            "running": len(self.running),
+            "waiting": {"ears": 3},
+            "free_slots": {"ears": 1},
+            "steps": {"ears.decoder": 5},
+            "misses": {"ears.decoder": 2},
+        }
 
     async def start(self):
         await asyncio.sleep(self.start_seconds)

@@ -192,20 +192,6 @@ async def test_starlettes_refusals_wear_the_envelope(method, path, status, expec
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_metrics_count_requests_by_route_model_and_status(tone):
-    app, _ = make_app()
-    async with client(app) as http:
-        await http.post(PATH, **form(tone))
-        await http.post(PATH, **form(tone, temperature="9"))
-        text = (await http.get("/metrics")).text
-    labels = 'model="ears",route="/v1/audio/transcriptions"'
-    assert f'toolkit_requests_total{{{labels},status="200"}} 1.0' in text
-    assert f'toolkit_requests_total{{{labels},status="400"}} 1.0' in text
-    assert f"toolkit_audio_in_seconds_total{{{labels}}} 2.0" in text
-    assert 'toolkit_engine{name="pools.kv.free"} 7.0' in text
-    assert 'toolkit_in_flight{route="/v1/audio/transcriptions"} 0.0' in text
-
-
 async def test_server_info_shows_limits_and_no_secret():
     app, _ = make_app(api_keys=("hunter2",), limits={"n": 3})
     async with client(app, headers={"authorization": "Bearer hunter2"}) as http:
