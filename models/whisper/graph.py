@@ -9,6 +9,7 @@ from torch import nn
 
 from models.whisper import media
 from models.whisper.config import WhisperConfig
+from models.whisper.languages import LANGUAGES
 from models.whisper.modules import Whisper
 from models.whisper.nodes import Aligner, Decoder, Encoder
 from models.whisper.request import TranscribeKnobs
@@ -33,6 +34,7 @@ class WhisperPort:
         self.config, self.tokenizer = config, tokenizer
         self.modules: dict[str, nn.Module] = {"whisper": net}
         resources = _resources(config, options)
+        self.lanes = max(2, int(options.model.get("parallel_windows", options.rows // 2)))
         windows = int(options.model.get("encoder_windows", 1 if options.device == "cpu" else 8))
         sampler = resources["sampler"]
         assert isinstance(sampler, Sampler)
@@ -57,7 +59,9 @@ class WhisperPort:
                 f"The prefix has {len(prefix)} tokens; at most {self.config.n_text_ctx // 2 - 1} fit.", param="prefix"
             )
         rules = rules_of(self.tokenizer, self.config, knobs)
-        return Job(self.config, self.tokenizer, knobs, mel, initial, prefix, rules)
+        job = Job(self.config, self.tokenizer, knobs, mel, initial, prefix, rules)
+        job.lanes = self.lanes if knobs.windowing == "parallel" else 1
+        return job
 
     def _check(self, knobs: TranscribeKnobs) -> None:
         if knobs.task == "translate" and not self.tokenizer.multilingual:
@@ -71,15 +75,17 @@ class WhisperPort:
             raise BadRequest(f"Token ids end at {self.config.n_vocab - 1}.", param="suppress_tokens")
 
     def in_flight(self, job: Job) -> int:
-        """Each window depends on the one before."""
-        return 1
+        """Each window depends on the one before, unless the sound is cut into stretches."""
+        return job.lanes
 
     def pieces(self, job: Job) -> Steps:
         return transcribe(job)
 
     def present(self, port: str, items: Packed) -> Any:
-        """Segments as a list; facts as one mapping."""
-        return items.values[0] if port == "info" else list(items.values)
+        """Segments as a list; facts as one mapping, with the language by its English name, as OpenAI writes it."""
+        if port != "info":
+            return list(items.values)
+        return {**items.values[0], "language": LANGUAGES[items.values[0]["language"]]}
 
 
 def _resources(config: WhisperConfig, options: Options) -> dict[str, Resource]:

@@ -22,6 +22,9 @@ class TranscribeKnobs(Knobs):
     prompt: str | None = Field(None, description="text that comes before, to set style and spelling")
     temperature: Temperature = Field(0.0, description="0: greedy, and warmer where a gate rejects the result")
     word_timestamps: bool = Field(False, description="when each word was said")
+    timestamp_granularities: tuple[Literal["word", "segment"], ...] = Field(
+        ("segment",), description='OpenAI\'s way to ask for the times of words: with "word" in it'
+    )
     task: Literal["transcribe", "translate"] = "transcribe"
     prefix: str | None = Field(None, description="text that every window's transcript starts with")
     fallback_temperatures: tuple[Temperature, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -34,6 +37,11 @@ class TranscribeKnobs(Knobs):
     max_initial_timestamp: float | None = Field(1.0, gt=0, le=30, description="seconds")
     suppress_tokens: tuple[int, ...] = Field((-1,), description="token ids; -1: whatever is not spoken")
     suppress_blank: bool = True
+    windowing: Literal["sequential", "parallel"] = Field(
+        "sequential",
+        description='"parallel": long sound is cut where it is quiet, and no part knows what was said before it; '
+        "faster, and not the reference's algorithm",
+    )
     clip_timestamps: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (0.0,), description="seconds: start, end, start, ...; the last end is the end of the audio"
     )
@@ -58,9 +66,14 @@ class TranscribeKnobs(Knobs):
 
     @model_validator(mode="after")
     def _together(self) -> TranscribeKnobs:
-        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+        if self.hallucination_silence_threshold is not None and not self.words:
             raise ValueError("hallucination_silence_threshold needs word_timestamps")
         return self
+
+    @property
+    def words(self) -> bool:
+        """Whether words are timed."""
+        return self.word_timestamps or "word" in self.timestamp_granularities
 
     @property
     def temperatures(self) -> tuple[float, ...]:

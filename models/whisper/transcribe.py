@@ -16,6 +16,7 @@ from torch import Tensor
 
 from models.whisper.config import FRAMES, FRAMES_PER_SECOND, WhisperConfig
 from models.whisper.nodes import Attempt
+from models.whisper.parallel import quiet_spans, together
 from models.whisper.request import APPEND, PREPEND, TranscribeKnobs
 from models.whisper.rules import Rules, banned, only
 from models.whisper.segments import Cut, Decoded, Window, cut, finished, last_word_end, place
@@ -40,6 +41,7 @@ class Job:
     rules: Rules
     language: str = "en"
     attempts: int = 0
+    lanes: int = 1  # stretches of the sound that are transcribed at once
 
     @property
     def content(self) -> int:
@@ -84,7 +86,18 @@ def transcribe(job: Job) -> Steps:
         job.language = yield from detect(job)
     seconds = job.content / FRAMES_PER_SECOND
     yield Emit("info", Packed.one([{"language": job.language, "duration": seconds, "task": job.knobs.task}]))
-    yield from sequential(job)
+    if job.lanes > 1:
+        yield from together([sequential(job, *span, Story(list(job.initial))) for span in spans(job)], job.lanes)
+        return
+    story = Story(list(job.initial))
+    for seek, stop in clips(job):
+        yield from sequential(job, seek, stop, story)
+
+
+def spans(job: Job) -> Iterator[tuple[int, int]]:
+    """The clips, cut into stretches of at most a window where it is quiet."""
+    for seek, stop in clips(job):
+        yield from quiet_spans(job.mel, seek, stop)
 
 
 def detect(job: Job) -> Generator[Piece | Emit, Packed | None, str]:
@@ -98,23 +111,21 @@ def detect(job: Job) -> Generator[Piece | Emit, Packed | None, str]:
     return tokenizer.languages[tokens.index(int(found.values["id"][0]))]
 
 
-def sequential(job: Job) -> Steps:
-    """One window after another."""
-    story = Story(list(job.initial))
-    for seek, stop in clips(job):
-        while seek < stop:
-            window = Window(seek, min(FRAMES, job.content - seek, stop - seek))
-            decoded = yield from attempt(job, window, _context(job, story))
-            if skipped(decoded, job.knobs):
-                seek += window.size
-                continue
-            found = cut(window, decoded.tokens, job.tokenizer)
-            kept = True
-            if job.knobs.word_timestamps:
-                kept = yield from _with_words(job, window, found, story)
-            seek = found.seek
-            if kept:
-                yield from _tell(job, story, found, decoded)
+def sequential(job: Job, seek: int, stop: int, story: Story) -> Steps:
+    """Mel frames [seek, stop), one window after another."""
+    while seek < stop:
+        window = Window(seek, min(FRAMES, job.content - seek, stop - seek))
+        decoded = yield from attempt(job, window, _context(job, story))
+        if skipped(decoded, job.knobs):
+            seek += window.size
+            continue
+        found = cut(window, decoded.tokens, job.tokenizer)
+        kept = True
+        if job.knobs.words:
+            kept = yield from _with_words(job, window, found, story)
+        seek = found.seek
+        if kept:
+            yield from _tell(job, story, found, decoded)
 
 
 def clips(job: Job) -> Iterator[tuple[int, int]]:
@@ -137,7 +148,7 @@ def _context(job: Job, story: Story) -> list[int]:
 
 def _tell(job: Job, story: Story, found: Cut, decoded: Decoded) -> Iterator[Emit]:
     """Hand the segments over and remember them."""
-    segments = [finished(draft, decoded, job.knobs.word_timestamps) for draft in found.drafts]
+    segments = [finished(draft, decoded, job.knobs.words) for draft in found.drafts]
     story.tokens += [token for segment in segments for token in segment.tokens]
     if not job.knobs.condition_on_previous_text or decoded.temperature > 0.5:
         story.fresh = len(story.tokens)

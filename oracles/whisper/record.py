@@ -1,12 +1,14 @@
 """openai-whisper, network and greedy decoding, on tiny random weights and on the real tiny.en.
 
 `tiny_en` has a short window, so that every tap is kept whole; `tiny_en_30s` is the same network with the real window
-of 30 s, for what depends on it; `tiny_en_real` needs the float weights of tiny.en under openai-whisper's names.
+of 30 s, for what depends on it; `tiny_multilingual_30s` also detects the language and translates; `tiny_en_real` hears
+the packaged speech, and needs the float weights of tiny.en under openai-whisper's names.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import soundfile
 import torch
 import whisper
 from safetensors.torch import load_file
@@ -16,6 +18,7 @@ from whisper.decoding import DecodingOptions
 from whisper.model import ModelDimensions, Whisper
 from whisper.tokenizer import get_tokenizer
 
+from oracles import speech
 from parity.harness import Spec, recipe_for
 from parity.harness.record import Recording
 from parity.harness.tokens import noise_floor
@@ -54,8 +57,23 @@ CASES = {
             "n_text_layer": 2,
         },
     },
-    "tiny_en_real": {
+    "tiny_multilingual_30s": {
+        "seed": 11,
         "seconds": 3.0,
+        "dims": {
+            "n_mels": 80,
+            "n_audio_ctx": 1500,
+            "n_audio_state": 64,
+            "n_audio_head": 2,
+            "n_audio_layer": 2,
+            "n_vocab": 51865,
+            "n_text_ctx": 48,
+            "n_text_state": 64,
+            "n_text_head": 2,
+            "n_text_layer": 2,
+        },
+    },
+    "tiny_en_real": {
         "dims": {
             "n_mels": 80,
             "n_audio_ctx": 1500,
@@ -74,7 +92,6 @@ CASES = {
 # With unit gain everywhere a decoder with tied embeddings says one token for ever, whatever it hears: positions and
 # what is heard weigh more here than the token before.
 LOUD = {
-    "decoder.token_embedding.weight": Spec((51864, 64), scale=0.25),
     "decoder.positional_embedding": Spec((48, 64), scale=1.0),
     **{f"decoder.blocks.{i}.cross_attn.{part}.weight": Spec((64, 64), scale=0.5) for i in range(2) for part in HEARD},
 }
@@ -101,12 +118,18 @@ def clip(seed: int, seconds: float) -> Tensor:
     return torch.from_numpy(np.round((0.2 * voice * syllables + 0.01 * hiss) * 32767).astype(np.int16))
 
 
+def sounds(case: Recording) -> list[Tensor]:
+    """The clips of a case, int16 [T] at 16 kHz: the packaged speech for real weights."""
+    if "seed" in case.config:
+        return [clip(100 + index, case.config["seconds"]) for index in range(CLIPS)]
+    return [torch.from_numpy(soundfile.read(one.path, dtype="int16")[0]) for one in speech.clips()[:CLIPS]]
+
+
 def mels(case: Recording) -> list[Tensor]:
     """Log-mel windows [80, 2 * n_audio_ctx] of the clips; the audio of each is an input of the case."""
     frames = 2 * case.config["dims"]["n_audio_ctx"]
     found = []
-    for index in range(CLIPS):
-        samples = clip(100 + index, case.config["seconds"])
+    for index, samples in enumerate(sounds(case)):
         case.inputs(**{f"audio_{index}": samples})
         audio = samples.float() / 32768.0  # as `whisper.load_audio` scales
         padding = frames * whisper.audio.HOP_LENGTH - len(audio)
@@ -118,7 +141,8 @@ def network(case: Recording) -> Whisper:
     """The reference with the weights of the case: a recipe's, or real ones."""
     model = Whisper(ModelDimensions(**case.config["dims"])).eval()
     if "seed" in case.config:
-        recipe = recipe_for(model, case.config["seed"], overrides=LOUD)
+        words = Spec((model.dims.n_vocab, model.dims.n_text_state), scale=0.25)
+        recipe = recipe_for(model, case.config["seed"], overrides=LOUD | {"decoder.token_embedding.weight": words})
         case.recipe(recipe)
         model.load_state_dict(recipe.build())
     else:
@@ -134,6 +158,18 @@ def greedy(model: Whisper, mel: Tensor) -> list[int]:
     found = whisper.decode(model, mel, options)
     assert isinstance(found, whisper.DecodingResult)
     return [int(token) for token in found.tokens]
+
+
+def heard(model: Whisper, samples: Tensor) -> dict[str, object]:
+    """The language that `transcribe` detects, and the tokens of both tasks, with every gate open."""
+    gates = {"compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None}
+    options = {"temperature": 0.0, "fp16": False, "without_timestamps": True, **gates}
+    found: dict[str, object] = {}
+    for task in ("transcribe", "translate"):
+        result = model.transcribe(samples.float() / 32768.0, task=task, **options)
+        found["language"] = result["language"]
+        found[task] = [token for segment in result["segments"] for token in segment["tokens"]]
+    return found
 
 
 def forced_ids(case: Recording, model: Whisper, said: list[int]) -> list[int]:
@@ -180,4 +216,6 @@ def record(case: Recording) -> None:
     case.outputs(stride=1 if whole else TABLE_STRIDE, features=features)
     said = [greedy(model, window) for window in windows]
     case.values["tokens"] = said
+    if model.is_multilingual:
+        case.values["heard"] = [heard(model, samples) for samples in sounds(case)]
     teacher_forced(case, model, features, forced_ids(case, model, said[0]))

@@ -5,30 +5,27 @@ The reference is in the test environment, so it runs here, live. Both sides comp
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from unittest import mock
 
 import jiwer
 import numpy as np
 import pytest
-import soundfile
 import torch
 import whisper
 import whisper.decoding
 from whisper.decoding import DecodingOptions
-from whisper.model import ModelDimensions
 from whisper.normalizers import EnglishTextNormalizer
 
 from models.whisper import media
 from models.whisper.tests.running import clip, tokens, transcribed
 from oracles import speech
 from parity.families.whisper_naive import naive_decoder
+from parity.families.whisper_openai import RATE, reference_of, spoken
 from serving.core.contract import Audio
 from serving.resources import draws, sampling
 
 KEY = "whisper_tiny_en"
 SEED = 7  # what `transcribed` submits with
-RATE = 16_000
 pytestmark = pytest.mark.parametrize("key", [KEY])
 
 
@@ -47,21 +44,8 @@ def made():
 def theirs(ours, made):
     """openai-whisper's own model with the port's weights, which its strict loading checks."""
     if not made:
-        config = asdict(ours.config)
-        heads = torch.zeros(config["n_text_layer"], config["n_text_head"], dtype=torch.bool)
-        for layer, head in config.pop("alignment_heads"):
-            heads[layer, head] = True
-        model = whisper.model.Whisper(ModelDimensions(**config))
-        state = ours.modules["whisper"].state_dict()
-        state.pop("decoder.head.weight")
-        model.load_state_dict(state)
-        model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
-        made["model"] = model.eval().requires_grad_(False)
+        made["model"] = reference_of(ours)
     return made["model"]
-
-
-def spoken(count: int) -> list[np.ndarray]:
-    return [soundfile.read(one.path, dtype="float32")[0] for one in speech.clips()[:count]]
 
 
 def window(samples: np.ndarray, ours) -> torch.Tensor:

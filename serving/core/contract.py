@@ -269,7 +269,8 @@ class Emit:
     items: Packed
 
 
-Steps = Generator[Piece | Emit, Packed | None, None]
+# What is sent back: the result of a piece that names one, a tuple of them for a tuple of pieces, else None.
+Steps = Generator[Piece | tuple[Piece, ...] | Emit, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +349,11 @@ class Model(Protocol):
         """How many of the job's pieces may run at once."""
 
     def pieces(self, job: Any) -> Steps:
-        """The job's parts in order; one yield for most models. A yield returns the piece's `result`, or None."""
+        """The job's parts in order; one yield for most models. A yield returns the piece's `result`, or None.
+
+        A tuple of pieces runs together and returns the tuple of their results once all are there. Each of them names
+        a `result`, and there are at most `in_flight(job)` of them.
+        """
 
     def present(self, port: str, items: Packed) -> Any:
         """A client port's items as the API wants them: PCM, pixels, text; never containers."""

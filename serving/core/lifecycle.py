@@ -17,6 +17,7 @@ from serving.errors import BadRequest, StepFailed, Timeout, TooLarge, ToolkitErr
 
 if TYPE_CHECKING:
     from serving.core.engine import Engine
+    from serving.core.runtime import ModelRun
 
 log = logging.getLogger("toolkit.engine")
 
@@ -28,6 +29,7 @@ class Requests:
         self._engine = engine
         self._all: dict[str, Request] = {}
         self._expected: set[str] = set()
+        self._unstarted: set[str] = set()  # no piece of theirs was ever admitted
         self._closing: list[PieceRun] = []
 
     def __len__(self) -> int:
@@ -45,7 +47,7 @@ class Requests:
 
     def waiting(self) -> int:
         """Requests that are prepared or wait for their first admission."""
-        return len(self._expected) + sum(len(model.waiting) for model in self._engine.models.values())
+        return len(self._expected) + len(self._unstarted)
 
     def enter(self, request: Request, first: Yielded) -> None:
         """Take a prepared request in. Raises what its caller should see."""
@@ -53,6 +55,7 @@ class Requests:
             raise _public(first.error)
         admission.open_session(request, self._engine._clock())
         self._all[request.id] = request
+        self._unstarted.add(request.id)
         try:
             self._take(request, first)
         except ToolkitError:
@@ -69,16 +72,21 @@ class Requests:
             request.exhausted = True
             self._maybe_done(request)
             return
-        index = request.made
-        request.made += 1
         if isinstance(item, Emit):
-            self._engine._router.emitted(request, index, item)
+            request.made += 1
+            self._engine._router.emitted(request, request.made - 1, item)
             self._advance(request, None)
-        else:
-            self._queue(request, index, item)
+            return
+        request.together = isinstance(item, tuple)
+        specs = item if isinstance(item, tuple) else (item,)
+        if request.together:
+            _check_together(request, specs)
+        self._queue(request, [self._piece(request, spec) for spec in specs])
 
-    def _queue(self, request: Request, index: int, spec: Piece) -> None:
-        model = request.model
+    def _piece(self, request: Request, spec: Piece) -> PieceRun:
+        """The next part of the request. Raises what does not fit."""
+        model, index = request.model, request.made
+        request.made += 1
         if spec.walk not in model.wirings:
             raise StepFailed(f'{model.key} has no walk "{spec.walk}".{nearest(spec.walk, model.wirings)}')
         wiring = model.wirings[spec.walk]
@@ -88,19 +96,23 @@ class Requests:
         admission.fits(piece)
         request.running[index] = piece
         if spec.result is not None:
-            request.awaiting = index
+            request.awaiting[index] = None
+        return piece
+
+    def _queue(self, request: Request, pieces: list[PieceRun]) -> None:
+        waiting = request.model.waiting
         if request.started is None:
-            model.waiting.append(piece)
+            waiting.extend(pieces)
         else:
-            model.waiting.appendleft(piece)  # a request that runs goes before those that have not begun
+            waiting.extendleft(reversed(pieces))  # a request that runs goes before those that have not begun
         self._advance_if_room(request)
 
     def _advance_if_room(self, request: Request) -> None:
         room = len(request.running) < request.in_flight
-        if room and request.awaiting is None and not (request.exhausted or request.advancing or request.closed):
+        if room and not (request.awaiting or request.exhausted or request.advancing or request.closed):
             self._advance(request, None)
 
-    def _advance(self, request: Request, value: Packed | None) -> None:
+    def _advance(self, request: Request, value: Packed | tuple[Packed, ...] | None) -> None:
         """Run the generator in a host pool; what it yields comes back as a message."""
         steps = request.steps
         assert steps is not None
@@ -130,6 +142,7 @@ class Requests:
                 request.holding += 1
                 if request.started is None:
                     request.started = now
+                    self._unstarted.discard(request.id)
                 try:
                     self._engine._router.seat(piece)
                 except Exception as error:
@@ -138,15 +151,22 @@ class Requests:
     def finished(self, seat: Seat) -> None:
         """A seat is done: its piece may be, or its generator may go on."""
         piece, request = seat.piece, seat.piece.request
-        if seat.collect is not None and request.awaiting == piece.index:
-            request.awaiting = None
-            self._advance(request, result(piece))
+        if seat.collect is not None and piece.index in request.awaiting:
+            request.awaiting[piece.index] = result(piece)
+            self._answer(request)
         if piece.open == 0:
             request.running.pop(piece.index, None)
             self._closing.append(piece)
             self._engine._router.completed(request, piece.index)
             self._advance_if_room(request)
             self._maybe_done(request)
+
+    def _answer(self, request: Request) -> None:
+        """Give the generator what it waits for, once all of it is there."""
+        found = tuple(one for one in request.awaiting.values() if one is not None)
+        if len(found) == len(request.awaiting):
+            request.awaiting.clear()
+            self._advance(request, found if request.together else found[0])
 
     def settled(self, piece: PieceRun) -> None:
         """A step that was void for the piece has come back: it may be free now."""
@@ -218,11 +238,8 @@ class Requests:
     def alarm(self) -> float:
         """When `expire` has something to do next."""
         settings = self._engine.settings
-        times = [
-            model.waiting[0].request.arrived + settings.queue_timeout
-            for model in self._engine.models.values()
-            if model.waiting
-        ]
+        first = [_unstarted(model) for model in self._engine.models.values()]
+        times = [request.arrived + settings.queue_timeout for request in first if request is not None]
         idle = [
             session.used + settings.session_ttl
             for model in self._engine.models.values()
@@ -237,8 +254,7 @@ class Requests:
         for model in self._engine.models.values():
             if model.sessions:
                 admission.expire(model, now, settings.session_ttl)
-            while model.waiting and model.waiting[0].request.arrived + settings.queue_timeout < now:
-                request = model.waiting[0].request
+            while (request := _unstarted(model)) and request.arrived + settings.queue_timeout < now:
                 self.fail(
                     request,
                     Timeout(f"Waited {settings.queue_timeout:g} s in the queue.", code="queue_timeout"),
@@ -252,6 +268,7 @@ class Requests:
         """The one way out: seats stop, waiting pieces leave, everything is released once no step holds it."""
         request.closed = True
         self._all.pop(request.id, None)
+        self._unstarted.discard(request.id)
         for piece in request.running.values():
             if not piece.seats and piece in request.model.waiting:
                 request.model.waiting.remove(piece)
@@ -277,6 +294,19 @@ class Requests:
         if request.steps is not None:
             request.steps.close()
             request.steps = None
+
+
+def _unstarted(model: ModelRun) -> Request | None:
+    """The first request that waits to begin; pieces of those that run stand before it."""
+    return next((piece.request for piece in model.waiting if piece.request.started is None), None)
+
+
+def _check_together(request: Request, specs: tuple[Piece, ...]) -> None:
+    """A tuple of pieces is one that the generator may yield."""
+    if not 0 < len(specs) <= request.in_flight:
+        raise StepFailed(f"{request.model.key} yields {len(specs)} pieces at once; 1 to {request.in_flight} may be.")
+    if any(spec.result is None for spec in specs):
+        raise StepFailed(f"{request.model.key} yields pieces together of which one names no result.")
 
 
 def _public(error: BaseException) -> ToolkitError:

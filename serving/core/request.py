@@ -106,7 +106,8 @@ class Request:
     steps: Steps | None = None
     advancing: bool = False  # the generator runs in a host pool
     exhausted: bool = False
-    awaiting: int | None = None  # the piece whose result the generator waits for
+    awaiting: dict[int, Packed | None] = field(default_factory=dict)  # pieces whose results the generator waits for
+    together: bool = False  # it wants them as a tuple
     running: dict[int, PieceRun] = field(default_factory=dict)
     made: int = 0  # pieces and emits that the generator has yielded
     head: int = 0  # the first of them whose output is not complete
@@ -135,11 +136,11 @@ class Request:
 class Yielded:
     """What a generator gave when it was advanced in a host pool."""
 
-    item: Piece | Emit | None = None  # None: it has ended
+    item: Piece | tuple[Piece, ...] | Emit | None = None  # None: it has ended
     error: BaseException | None = None
 
 
-def advance(steps: Steps, value: Packed | None) -> Yielded:
+def advance(steps: Steps, value: Packed | tuple[Packed, ...] | None) -> Yielded:
     """Run a generator to its next yield."""
     try:
         return Yielded(steps.send(value))

@@ -254,3 +254,68 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest():
         stopping = asyncio.create_task(engine.stop(5.0))
         assert await outputs(handle, "counts") == list(range(1, 51))
         await stopping
+
+
+async def test_a_generator_gets_the_results_of_pieces_that_run_together_in_their_order():
+    node = Counter()
+
+    def pieces(job):
+        for sizes in ((30, 2, 9), (1,), (4, 4)):
+            got = yield tuple(Piece("all", {}, until, result="counter.count") for until in sizes)
+            yield Emit("sums", Packed.one([int(one.values.sum()) for one in got]))
+
+    async with running(Paper([node], COUNTS, pieces=pieces, in_flight=3)) as engine:
+        got = [o async for o in await submit(engine)]
+        await settled(engine)
+    assert [item for o in got if o.port == "sums" for item in o.value] == [465, 3, 45, 1, 10, 10]
+    assert [item for o in got if o.port == "counts" for item in o.value][:32] == [*range(1, 31), 1, 2]
+    assert [n for _, n in node.launched[:2]] == [3, 3]
+
+
+async def test_pieces_that_run_together_may_be_more_than_there_are_slots():
+    def pieces(job):
+        got = yield tuple(Piece("all", {}, until, result="counter.count") for until in range(1, 7))
+        yield Emit("sums", Packed.one([int(one.lengths.sum()) for one in got]))
+
+    async with running(Paper([Counter()], COUNTS, pieces=pieces, in_flight=6), rows=2) as engine:
+        handles = [await submit(engine) for _ in range(3)]
+        assert await asyncio.gather(*(outputs(h, "sums") for h in handles)) == [[1, 2, 3, 4, 5, 6]] * 3
+
+
+@pytest.mark.parametrize(
+    ("count", "result", "says"),
+    [(4, "counter.count", "4 pieces at once; 1 to 3"), (0, None, "0 pieces"), (2, None, "names no result")],
+)
+async def test_pieces_that_cannot_run_together_fail_their_request(count, result, says):
+    def pieces(job):
+        yield Emit("note", Packed.one(["begun"]))
+        yield tuple(Piece("all", {}, 2, result=result) for _ in range(count))
+
+    async with running(Paper([Counter()], COUNTS, pieces=pieces, in_flight=3)) as engine:
+        with pytest.raises(StepFailed, match=says):
+            await outputs(await submit(engine), "counts")
+        await settled(engine)
+
+
+async def test_one_of_the_pieces_that_run_together_fails():
+    def pieces(job):
+        yield tuple(Piece("all", {}, until, result="counter.count") for until in (5, 13, 9))
+
+    async with running(Paper([Poisoned()], COUNTS, pieces=pieces, in_flight=3)) as engine:
+        with pytest.raises(StepFailed, match="thirteen"):
+            await outputs(await submit(engine), "counts")
+        await settled(engine)
+
+
+async def test_a_request_that_runs_does_not_time_out_in_the_queue():
+    """Its next piece may wait for a slot longer than a request may wait for its first."""
+
+    def pieces(job):
+        yield tuple(Piece("all", {}, until, result="counter.count") for until in job.inputs["until"])
+
+    node = Counter(work=0.01)
+    async with running(Paper([node], COUNTS, pieces=pieces, in_flight=2), rows=1, queue_timeout=0.2) as engine:
+        long, other = await submit(engine, {"until": (40, 10)}), await submit(engine, {"until": (1,)})
+        assert len(await outputs(long, "counts")) == 50
+        with pytest.raises(Timeout, match="in the queue"):
+            await outputs(other, "counts")
