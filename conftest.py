@@ -9,12 +9,35 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from models import registry
 from perf.launch import running, toolkit
 from serving.core.contract import Options
 
 pytest_plugins = ["pytester"]
+
+settings.register_profile("nightly", max_examples=5000)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="also run what is too long for every change")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: too long for every change; runs with --nightly")
+    if config.getoption("nightly"):
+        settings.load_profile("nightly")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave nightly tests out of an ordinary run: deselected, and counted as such, not skipped."""
+    if config.getoption("nightly"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 def pytest_parity_load(key: str, options: Mapping[str, Any], config: pytest.Config) -> Any:

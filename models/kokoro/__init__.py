@@ -22,6 +22,6 @@ CARDS = (
 
 
 def load(card: Card, options: Options) -> Model:
-    from models.kokoro.load import load_port
+    from models.kokoro.checkpoint import load_port
 
     return load_port(options)

@@ -28,7 +28,7 @@ class Language:
         """Why it cannot be spoken here, or None."""
         absent = [module for module in self.modules if find_spec(module) is None]
         if self.espeak and not espeak:
-            return "espeak-ng, which is GPL and off by default: set `model: {espeak: true}` in the deployment"
+            return "espeak-ng, which is GPL and off by default: set `options: {espeak: true}` in the deployment"
         return f"{', '.join(absent)}: {self.hint}" if absent else None
 
 

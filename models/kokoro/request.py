@@ -31,7 +31,7 @@ class SpeakKnobs(Knobs):
 
 
 class Deployment(BaseModel):
-    """Kokoro's own options under `model:` in a deployment's YAML."""
+    """Kokoro's own options, under `options:` in a deployment's YAML."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -7,6 +7,7 @@ what can be launched, then makes one call to each client loop. While a step runs
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import traceback
 import zlib
@@ -33,6 +34,7 @@ from serving.core.step import Step, warm
 from serving.errors import EngineDead, NotFound, Overloaded, SetupError, ToolkitError, nearest
 
 T = TypeVar("T")
+log = logging.getLogger("toolkit.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,16 @@ class Engine:
             for lane in self._lanes:
                 lane.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Settle the steps that were in flight, so that what they held is released."""
+        while not self._inbox.empty():
+            try:
+                self._inbox.get_nowait()()
+            except Exception:
+                log.exception("while stopping")
+        self._outbox.flush()
 
     def _pass(self) -> bool:
         """One turn; False when it is time to stop."""

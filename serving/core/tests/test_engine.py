@@ -245,6 +245,7 @@ async def test_stopping_fails_what_still_runs_and_ends_the_threads():
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.01)
     assert engine.state == "dead"
+    assert engine.stats()["free_slots"]["paper"] == 8
 
 
 async def test_draining_finishes_what_runs_and_refuses_the_rest():

@@ -94,7 +94,7 @@ def _deployment(given: Mapping[str, object]) -> Deployment:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         hint = nearest(name, Deployment.model_fields) if first["type"] == "extra_forbidden" else ""
-        raise SetupError(f"model.{name}: {first['msg']}.{hint}", param=f"model.{name}") from error
+        raise SetupError(f"options.{name}: {first['msg']}.{hint}", param=f"options.{name}") from error
 
 
 Found = tuple[Config, Mapping[str, Tensor], dict[str, voices.Load]]
