@@ -75,8 +75,9 @@ class Timeouts(Section):
 class MediaOptions(Section):
     """Where media may come from besides the request itself, and where voices are kept."""
 
-    remote_hosts: tuple[str, ...] = ()  # hosts that media URLs may name; none: URLs are refused
+    remote_hosts: tuple[str, ...] = ()  # "host" or "host:port" that media URLs may name; none: URLs are refused
     remote_seconds: Seconds = 10.0
+    remote_bytes: Count = 32 << 20
     voices: Path | None = None  # folder of uploaded voices; None: uploads are refused
 
 

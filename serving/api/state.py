@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel
 
 from serving.api.limits import Seats
+from serving.api.media.remote import Fetcher
 from serving.api.metrics import Metrics, Trace
 from serving.api.pools import pools_of
 from serving.api.voices import VoiceStore
@@ -121,6 +122,7 @@ class Api:
         self.pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="media")
         self.started = int(time.time())
         self.specs = tuple(specs)
+        self.fetcher = Fetcher(settings.media)
         self.voices = VoiceStore(settings.media.voices, settings.limits)
         self.draining = False
 

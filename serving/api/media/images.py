@@ -22,10 +22,10 @@ LOSSLESS = {"png"}
 
 
 def from_data_url(url: str, param: str) -> bytes:
-    """The bytes of a base64 data URL. Other URLs are refused: a server does not fetch for its clients."""
+    """The bytes of a base64 data URL; other URLs are refused."""
     head = DATA_URL.match(url)
     if head is None:
-        rule = f'"{param}" must be a data URL (data:...;base64,...); this server fetches nothing.'
+        rule = f'"{param}" must be a data URL (data:...;base64,...); this server does not fetch it.'
         raise BadRequest(rule, param=param, code="unsupported_url")
     if not head["base64"]:
         raise BadRequest(f'"{param}" must be a base64 data URL.', param=param)

@@ -20,7 +20,7 @@ from serving.api import sse
 from serving.api.errors import event as error_event
 from serving.api.media.decode import decode_audio
 from serving.api.media.encode import check_format, encode, to_pcm16
-from serving.api.media.images import decode_image, from_base64, from_data_url
+from serving.api.media.images import decode_image, from_base64
 from serving.api.protocol.chat import AnyPart, AudioPart, Chat, ImagePart, Message, Shapes, TextPart, usage
 from serving.api.run import Call, Stream
 from serving.api.state import Handle, Spec, takes
@@ -53,6 +53,7 @@ async def completions(call: Call) -> Response:
     model, parsed = call.parse(**_route_knobs(call))
     route: Chat = parsed.route
     rate = _check(call, model, route)
+    _check_pictures(call, route)
     messages = [await _message(call, i, message, takes(type(parsed.knobs))) for i, message in enumerate(route.messages)]
     task = Task(KIND, {"messages": messages}, parsed.knobs)
     seed = secrets.randbits(31) if route.seed is None else route.seed
@@ -116,6 +117,14 @@ def _check(call: Call, model: LoadedModel, route: Chat) -> int:
     return rate
 
 
+def _check_pictures(call: Call, route: Chat) -> None:
+    """Bound the pictures of a whole conversation before the first is fetched or decoded."""
+    parts = [part for message in route.messages if isinstance(message.content, tuple) for part in message.content]
+    count, limit = sum(isinstance(part, ImagePart) for part in parts), call.api.settings.limits.images
+    if count > limit:
+        raise BadRequest(f'"messages" may hold at most {limit} pictures, got {count}.', param="messages")
+
+
 async def _message(call: Call, index: int, message: Message, able: frozenset[str]) -> dict[str, Any]:
     """A message with its media decoded: pictures as uint8 [H, W, 3], sound as `Audio`."""
     content = message.content
@@ -141,7 +150,7 @@ async def _part(call: Call, part: AnyPart, where: str) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     if isinstance(part, ImagePart):
-        data = from_data_url(part.image_url.url, f"{where}.image_url.url")
+        data = await call.api.fetcher.read(part.image_url.url, f"{where}.image_url.url")
         pixels = await call.host(decode_image, io.BytesIO(data), limits, f"{where}.image_url.url")
         return {"type": "image", "image": pixels, "detail": part.image_url.detail}
     if isinstance(part, AudioPart):

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from serving.api.media.decode import decode_audio
-from serving.api.media.images import decode_image, from_data_url
+from serving.api.media.images import decode_image
 from serving.api.protocol.generate import Generate, to_json
 from serving.api.run import Call, Stream
 from serving.api.state import Handle, Spec, takes
@@ -60,7 +60,7 @@ async def _inputs(call: Call, model: LoadedModel, route: Generate) -> dict[str, 
         inputs["text"] = route.text
     for name, url in (("audio", route.audio), ("image", route.image)):
         sources: list[Any] = [upload.file for upload in files.get(name, ())]
-        sources += [io.BytesIO(from_data_url(url, name))] if url else []
+        sources += [io.BytesIO(await call.api.fetcher.read(url, name))] if url else []
         key = "images" if name == "image" else name
         if sources and key not in able:
             message = f'Model "{model.card.key}" takes no {name}; leave it out.'

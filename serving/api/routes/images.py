@@ -17,7 +17,6 @@ from serving.api.media.images import (
     decode_image,
     encode_image,
     encode_video,
-    from_data_url,
 )
 from serving.api.protocol.images import Edits, Images, Pictured, Videos, answer, size_knobs
 from serving.api.run import Call
@@ -103,7 +102,7 @@ async def _pictures(call: Call, knobs: type[BaseModel]) -> dict[str, Any]:
     """The pictures that came with a request: files of a form, or a data URL in JSON."""
     limits, files, url = call.api.settings.limits, call.body.files, call.body.fields.get("image")
     sources: list[Any] = [upload.file for upload in files.get("image", ())]
-    sources += [io.BytesIO(from_data_url(url, "image"))] if isinstance(url, str) else []
+    sources += [io.BytesIO(await call.api.fetcher.read(url, "image"))] if isinstance(url, str) else []
     if sources and "images" not in takes(knobs):
         message = f'Model "{call.exchange.model}" takes no pictures; leave "image" out.'
         raise BadRequest(message, param="image", code="unsupported_parameter")

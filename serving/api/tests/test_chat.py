@@ -131,6 +131,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/lates
         ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents", 'Did you mean "content"'),
         ({"messages": [{"role": "user", "content": [{"type": "txt"}]}]}, "messages.0.content.0", 'Did you mean "text"'),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.image_url.url", "data URL"),
+        ({"messages": [{"role": "user", "content": [IMAGE] * 17}]}, "messages", "at most 16 pictures"),
         ({"temperature": 2.1}, "temperature", "nearest valid value is 2"),
         ({"temperature": "0.5"}, "temperature", "number"),
         ({"max_tokens": 0}, "max_tokens", "nearest valid value is 1"),
