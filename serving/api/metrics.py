@@ -102,6 +102,12 @@ class Metrics:
         self.audio_out = Counter("toolkit_audio_out_seconds", "Seconds of audio made.", labels, registry=registry)
         self.aborts = Counter("toolkit_aborts", "Requests cancelled by their client.", labels, registry=registry)
         self.in_flight = Gauge("toolkit_in_flight", "Requests being answered.", ("route",), registry=registry)
+        self._count_steps(registry)
+        self._traces = traces
+        self._last: Trace | None = None
+        registry.register(EngineStats(engine_stats, pools, rows or {}))
+
+    def _count_steps(self, registry: CollectorRegistry) -> None:
         nodes = ("model", "node")
         self.steps = Histogram(
             "toolkit_step_seconds",
@@ -112,9 +118,6 @@ class Metrics:
         )
         self.step_rows = Counter("toolkit_step_rows", "Rows that steps worked on.", nodes, registry=registry)
         self.step_units = Counter("toolkit_step_units", "Tokens, frames or patches.", nodes, registry=registry)
-        self._traces = traces
-        self._last: Trace | None = None
-        registry.register(EngineStats(engine_stats, pools, rows or {}))
 
     def text(self) -> bytes:
         self.fold()
