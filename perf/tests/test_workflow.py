@@ -49,5 +49,5 @@ def test_a_recipe_is_a_workflow_whose_commands_exist(recipe: Path):
 @pytest.mark.parametrize("wrong", ["bench toy --concurency 4", "report dashbord runs --out site", "benhc toy"])
 def test_a_wrong_command_is_seen(wrong: str):
     assert RECIPES
-    with pytest.raises(Exception, match="No such|unexpected extra"):
+    with pytest.raises(Exception, match=r"No such|unexpected extra"):
         parse(shlex.split(wrong))
