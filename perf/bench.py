@@ -82,17 +82,10 @@ def run_bench(
     targets += [peer(name, chosen) for name in peers]
     loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
     settings = Settings(
-        requests=requests,
-        warmup=warmup,
-        seconds=seconds,
-        repeats=repeats,
-        timeout=timeout,
-        seed=seed,
-        slos=slos or {},
-        body={**({"ignore_eos": True} if ignore_eos else {}), **(body or {})},
-        steady=steady,
+        requests=requests, warmup=warmup, seconds=seconds, repeats=repeats, timeout=timeout, seed=seed, slos=slos or {},
+        body={**({"ignore_eos": True} if ignore_eos else {}), **(body or {})}, steady=steady,
         verify=VERIFIED if verify is True else int(verify),
-    )
+    )  # fmt: skip
     items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
     earlier = read_run(out / "run.json") if resume and out else None
     planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None
