@@ -49,6 +49,8 @@ def run_bench(
     slos: Mapping[str, float] | None = None,
     body: Mapping[str, Any] | None = None,
     timeout: float = 120.0,
+    ignore_eos: bool = False,
+    steady: bool = False,
     verify: bool | int = False,
     seed: int = 0,
     out: Path | None = None,
@@ -62,7 +64,9 @@ def run_bench(
     """Measure registry keys (a server is started for each), a server at `url`, and peers, in one run.
 
     `concurrency`: closed loops; `rate`: open Poisson loops instead, requests a second. `seconds`, `timeout`: of a
-    point, of a request. `slos`: metric -> limit. `body`: fields added to each request, None to leave one out.
+    point, of a request. `slos`: metric -> limit. `body`: fields added to each request, None to leave one out;
+    `ignore_eos`: have answers run to their set length, by the body's field of that name. `steady`: warm up until the
+    latency no longer moves, for at most `perf.loadgen.MOST_WARMUP` times `warmup`.
     `workload`: a folder of recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set
     loads, sweep the concurrency to the knee, or search for the highest rate that holds the `slos`.
 
@@ -78,16 +82,10 @@ def run_bench(
     targets += [peer(name, chosen) for name in peers]
     loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
     settings = Settings(
-        requests=requests,
-        warmup=warmup,
-        seconds=seconds,
-        repeats=repeats,
-        timeout=timeout,
-        seed=seed,
-        slos=slos or {},
-        body=body or {},
+        requests=requests, warmup=warmup, seconds=seconds, repeats=repeats, timeout=timeout, seed=seed, slos=slos or {},
+        body={**({"ignore_eos": True} if ignore_eos else {}), **(body or {})}, steady=steady,
         verify=VERIFIED if verify is True else int(verify),
-    )
+    )  # fmt: skip
     items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
     earlier = read_run(out / "run.json") if resume and out else None
     planner = {"knee": KneeSweep, "rate": RateSearch}[find](chosen, settings.slos) if find else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from perf.arrivals import gaps
 from perf.client.clock import Clock
@@ -17,6 +18,9 @@ from perf.client.http import RequestFailed
 from perf.health import Watch
 from perf.schema import Failure, Load, Point, Record
 from perf.workloads.base import Item
+
+MOST_WARMUP = 5  # times the warm-up that was asked for: a server that never gets steady is measured all the same
+STEADY = 0.1  # two halves of the last warm-up requests differ by no more than this share in their median
 
 Send = Callable[[Item, Record], Awaitable[None]]
 
@@ -33,6 +37,7 @@ class Plan:
     trace: Sequence[float] = ()
     cancel_every: int = 0
     cancel_after: float = 0.5
+    steady: bool = False  # warm up until the latency holds still, for at most MOST_WARMUP times `warmup`
     hopeless: Callable[[Sequence[Record], float], bool] | None = None  # of the measured ones so far: give up?
 
 
@@ -44,7 +49,8 @@ class Window:
     requests: int
     start: float | None = None
     sent_until: float | None = None
-    warmed: int = 0
+    steady: bool = False
+    warm: list[float] = field(default_factory=list)  # seconds that each warm-up request took
     sent: int = 0
     ended: int = 0
     seam: float = -1.0  # nothing is sent at this moment: what was sent before it and after it differ in kind
@@ -60,12 +66,22 @@ class Window:
 
     def finished(self, record: Record, now: float) -> None:
         if self.start is None:
-            self.warmed += 1
-            if self.warmed >= self.warmup:
+            self.warm.append(now - record.sent)
+            if self._warmed():
                 self.start, self.seam = now + 1e-6, now
         elif self.start <= record.sent <= (self.sent_until or now):
             self.ended += 1
         self._maybe_done()
+
+    def _warmed(self) -> bool:
+        n = len(self.warm)
+        if n < self.warmup or not self.steady or n >= MOST_WARMUP * self.warmup:
+            return n >= self.warmup
+        half = max(2, self.warmup)
+        if n < 2 * half:
+            return False
+        before, after = median(self.warm[-2 * half : -half]), median(self.warm[-half:])
+        return abs(after - before) <= STEADY * before
 
     def close(self) -> None:
         """No further request is measured; those that were sent still are."""
@@ -84,7 +100,7 @@ class Generator:
         self._send, self._items, self._clock = send, items, clock
         self._load, self._plan = load, plan
         self._records: list[Record] = []
-        self._window = Window(plan.warmup, plan.requests)
+        self._window = Window(plan.warmup, plan.requests, steady=plan.steady)
         self._timer: asyncio.TimerHandle | None = None
         self._cut = False
 

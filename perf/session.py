@@ -34,8 +34,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure a point: `requests` (None: twice the concurrency, at least 16) after `warmup`
-    (None: the concurrency), for at most `seconds`. `verify`: how many answers to compare with solo runs.
+    """How to measure a point: `requests` (None: twice the concurrency, at least 16) after `warmup` (None: the
+    concurrency; `steady`: more, until the latency holds still), for at most `seconds`. `verify`: how many answers
+    to compare with solo runs.
     """
 
     requests: int | None = None
@@ -49,6 +50,7 @@ class Settings:
     verify: int = 0
     trace: Sequence[float] = ()
     cancel_every: int = 0
+    steady: bool = False
 
     def plan(self, load: Load) -> Plan:
         level = int(load.level) if load.kind == "closed" else 8
@@ -60,6 +62,7 @@ class Settings:
             seed=self.seed,
             trace=self.trace,
             cancel_every=self.cancel_every,
+            steady=self.steady,
         )
 
 

@@ -35,6 +35,7 @@ class Line:
     key: str
     cells: Mapping[str, Cell]
     tests: Mapping[str, int]  # state -> how many
+    controls: int = 0  # planted faults that its tests caught
 
 
 def newest(paths: Sequence[Path]) -> Report | None:
@@ -49,19 +50,27 @@ def newest(paths: Sequence[Path]) -> Report | None:
 
 
 def matrix(report: Report) -> list[Line]:
-    """Keys in order. Tests count for every key that they name."""
+    """Keys in order. Tests count for every key that they name.
+
+    A comparison that failed in a test that passed is a planted fault that was caught: no finding about the port.
+    """
+    passed = {test.id for test in report.tests if test.state == "pass"}
     rows: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in report.rows:
-        rows[row.key][row.rung].append(row)
+        if row.state != "fail" or row.test not in passed:
+            rows[row.key][row.rung].append(row)
     tests: dict[str, Counter[str]] = defaultdict(Counter)
+    controls: Counter[str] = Counter()
     for test in report.tests:
         for key in test.keys:
             tests[key][test.state] += 1
+            controls[key] += test.controls
     return [
         Line(
             key,
             {rung: _cell(rows[key][rung]) for rung in RUNGS if rows[key][rung]},
             {state: tests[key][state] for state in STATES if tests[key][state]},
+            controls[key],
         )
         for key in sorted({*rows, *tests})
     ]

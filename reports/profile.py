@@ -14,7 +14,7 @@ from reports.html import environment
 from reports.numbers import quantity, significant
 
 MOST_STEPS = 400  # drawn in the timeline
-HEAD = ("Node", "Size", "Steps", "Time", "Wall", "Step", "Rows", "Padding", "Idle", "Host")
+HEAD = ("Node", "Size", "Steps", "Time", "Wall", "Step", "Rows", "Pad", "Idle", "Host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def facts(found: Profile) -> list[tuple[str, str]]:
 def table(found: Profile) -> Table:
     """For the terminal."""
     title = f"{found.key}, {found.requests} requests, {found.concurrency} at a time, {found.options['device']}"
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for i, name in enumerate(HEAD):
         shown.add_column(name, justify="right" if i else "left", no_wrap=True)
     for cells in lines(found):

@@ -205,6 +205,24 @@ def test_a_time_limit_measures_fewer_requests():
     assert all(r.outcome == "ok" for r in point.measured)
 
 
+def warmed(first, warmup: int, **settings) -> int:
+    """Requests that ended before measuring began."""
+    server = FakeServer(lambda i: Script(first=first(i), gaps=()))
+    run = simulated(server, loads=[closed(1)], requests=3, warmup=warmup, **settings)
+    point = run.points[0]
+    assert len(point.measured) == 3
+    return sum(r.end <= point.start for r in point.records)
+
+
+def test_warm_up_lasts_until_latency_holds_still_within_limits():
+    slow_start = lambda i: 2.0 if i < 6 else 0.2  # noqa: E731
+    assert warmed(slow_start, 4) == 4
+    assert 6 < warmed(slow_start, 4, steady=True) < 20
+    assert warmed(lambda i: 1.0, 4, steady=True) == 8
+    assert warmed(lambda i: 0.5 * 1.2**i, 4, steady=True) == 20  # never steady: the cap
+    assert warmed(lambda i: 1.0, 0, steady=True) == 0
+
+
 @pytest.mark.parametrize("kind", ["constant", "poisson", "ramp", "burst", "trace"])
 def test_open_loads_offer_what_they_say(kind):
     trace = tuple(i * 0.5 for i in range(41))

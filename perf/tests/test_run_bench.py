@@ -48,7 +48,9 @@ def test_a_url_under_closed_and_open_loads(url: str, tmp_path: Path):
     assert [p.load.level for p in resumed.points] == [1, 2, 3]
     guessed = run_bench(url=url, concurrency=(1,), requests=2)  # the server says what its one model does
     assert (guessed.config.route, guessed.config.models) == ("speech", {"server": "fake"})
-    opened = run_bench(url=url, route="chat", rate=(50,), requests=3, model="m")
+    opened = run_bench(url=url, route="chat", rate=(50,), requests=3, model="m", ignore_eos=True)
+    assert opened.config.body == {"ignore_eos": True}
+    assert closed.config.body == {}
     assert opened.points[0].load == Load("poisson", 50)
 
 

@@ -42,6 +42,14 @@ def test_a_cell_has_the_worst_state_and_the_nearest_bound():
     assert whisper.cells == {"tap": Cell("pass", 1, 1, None)}
 
 
+def test_a_planted_fault_that_was_caught_is_no_failure():
+    rows = [row(), row(state="fail", observed=9e-6)]
+    (caught,) = matrix(report(rows, [schema.Test(id="t", state="pass", keys=["toy"], controls=1)]))
+    assert (caught.cells["tap"], caught.controls) == (Cell("pass", 1, 1, 0.25), 1)
+    (failed,) = matrix(report(rows, [schema.Test(id="t", state="fail", keys=["toy"])]))
+    assert (failed.cells["tap"].state, failed.controls) == ("fail", 0)
+
+
 def test_tests_without_comparisons_are_counted_too():
     tests = [
         schema.Test(id="a", state="pass", keys=["toy"]),

@@ -13,6 +13,7 @@ from toolkit.cli.console import Exit
 
 if TYPE_CHECKING:
     from perf.gate import Comparison
+    from perf.schema import Run
 
 N = TypeVar("N", int, float)
 OUT = Path("runs/latest")
@@ -60,6 +61,8 @@ def run(
     model: Annotated[str | None, typer.Option(help="With --url: the model's name there.")] = None,
     workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare answers of the run with solo answers.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers of their full set length.")] = False,
+    steady: Annotated[bool, typer.Option("--steady", help="Warm up until latency holds still, within limits.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run.json in --out.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and workload.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for run.json and the reports.")] = OUT,
@@ -73,11 +76,10 @@ def run(
 
       toolkit bench whisper_tiny_en --concurrency 1,8,32 --verify
 
-      toolkit bench --url http://127.0.0.1:8000 --route speech --model kokoro --rate 0.5,1,2
+      toolkit bench --url http://127.0.0.1:8000 --model kokoro --rate 0.5,1,2
 
       toolkit bench whisper_tiny_en --find rate --slo ttft=0.5
     """
-    import reports
     from perf.bench import run_bench
 
     if not keys and not url:
@@ -94,6 +96,8 @@ def run(
         peers=console.split([peers]) if peers else (),
         workload=workload,
         slos=_limits(slo or []),
+        ignore_eos=ignore_eos,
+        steady=steady,
         verify=verify,
         seed=seed,
         out=out,
@@ -102,9 +106,16 @@ def run(
         experimental=experimental,
         say=console.say,
     )
+    _write(done, out)
+
+
+def _write(done: Run, out: Path, *, again: bool = False) -> None:
+    """Write the reports and name them; a run that Ctrl-C has just ended ends as that does."""
+    import reports
+
     for path in reports.write_all(done, out):
         console.write(str(path))
-    if done.partial:
+    if done.partial and not again:
         raise KeyboardInterrupt
 
 
@@ -185,13 +196,11 @@ def report_run(
 
     Example: toolkit report runs/latest/run.json --out public
     """
-    import reports
     from perf.schema import read_run
 
     if not run.is_file():
         raise console.UsageError(f"No run at {run}; make one with: toolkit bench KEY")
-    for path in reports.write_all(read_run(run), out or run.parent):
-        console.write(str(path))
+    _write(read_run(run), out or run.parent, again=True)
 
 
 @report.command("dashboard", no_args_is_help=True)

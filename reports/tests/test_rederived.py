@@ -1,0 +1,122 @@
+"""Figures of chats and transcripts, derived again from the bare run.json by other code than the report's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf.arrivals import closed
+from perf.fake_server import Script
+from perf.schema import read_run
+from perf.text import normaliser
+from reports.summary import as_dict, build
+from reports.tests.test_reports import make
+
+CHAT = [
+    Script(first=0.2, gaps=(0.05, 0.25, 0.05), size=1, header=0.1),  # a token a chunk: the total says enough
+    Script(first=0.3, gaps=(0.06, 0.07), size=5, usage="running"),
+    Script(first=0.4, gaps=(0.05, 0.05), size=3),  # tokens in all, and not by chunk
+    Script(first=0.2, gaps=(), size=1),  # one token has no pace
+    Script(first=0.1, gaps=(0.02,), size=2, usage="none"),
+    Script(fault="drop"),
+]
+HEARD = [Script(first=0.2, gaps=(0.1,)), Script(first=0.5, gaps=()), Script(status=500), Script(first=0.3, gaps=())]
+
+
+def edits(a: list[str], b: list[str]) -> int:
+    """Levenshtein's distance over words."""
+    before = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        now = [i]
+        for j, y in enumerate(b, 1):
+            now.append(min(before[j] + 1, now[-1] + 1, before[j - 1] + (x != y)))
+        before = now
+    return before[-1]
+
+
+def chat(point: dict, record: dict) -> dict[str, list[float]]:
+    pieces = [c for c in record["chunks"] if c[1] == "content"]
+    times, tokens = [c[0] for c in pieces], record["tokens"]
+    per_chunk = [c[3] for c in pieces] if all(c[3] for c in pieces) else [1] * len(pieces)
+    known = sum(per_chunk) == tokens
+    gaps = zip(np.diff(times), per_chunk[1:], strict=True) if known else ()
+    paced = tokens and tokens > 1
+    return {
+        "ttft": [times[0] - record["sent"]],
+        "icl": list(np.diff(times)),
+        "itl": [gap / k for gap, k in gaps for _ in range(k)],
+        "tpot": [(record["end"] - times[0]) / (tokens - 1)] if paced else [],
+    }
+
+
+def transcript(point: dict, record: dict) -> dict[str, list[float]]:
+    seconds = record["input_seconds"]
+    return {
+        "ttft": [record["chunks"][0][0] - record["sent"]],
+        "rtf": [(record["end"] - record["sent"]) / seconds],
+        "audio_s": [seconds],
+    }
+
+
+def spreads(points: list[dict], of) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for point in points:
+        measured = [r for r in point["records"] if point["start"] <= r["sent"] <= point["sent_until"]]
+        for r in (r for r in measured if r["outcome"] == "ok"):
+            for name, found in {**of(point, r), "e2e": [r["end"] - r["sent"]]}.items():
+                values.setdefault(name, []).extend(found)
+    figures = {f"{name} p{p}": float(np.percentile(v, p)) for name, v in values.items() for p in (50, 90, 95, 99)}
+    return figures | {f"{name} n": len(v) for name, v in values.items()}
+
+
+def rates(points: list[dict], amounts) -> dict[str, float]:
+    """Amounts of the answers that ended in the window, a second of it; the mean over repeats."""
+    found: dict[str, list[float]] = {name: [] for name in amounts}
+    for point in points:
+        start, end = point["start"], point["end"]
+        good = [r for r in point["records"] if r["outcome"] == "ok" and start <= r["end"] <= end]
+        for name, amount in amounts.items():
+            found[name].append(sum(amount(r) or 0 for r in good) / (end - start))
+    return {name: float(np.mean(v)) for name, v in found.items()}
+
+
+def word_errors(points: list[dict]) -> float:
+    """Percent, over repeats."""
+    clean, found = normaliser()[1], []
+    for point in points:
+        measured = [r for r in point["records"] if point["start"] <= r["sent"] <= point["sent_until"]]
+        pairs = [(clean(r["reference"]).split(), clean(r["text"]).split()) for r in measured if r["outcome"] == "ok"]
+        found.append(100 * sum(edits(a, b) for a, b in pairs) / sum(len(a) for a, _ in pairs))
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("route", ["chat", "transcription"])
+def test_every_figure_is_derived_again_from_run_json(route: str, tmp_path: Path):
+    scripts = CHAT if route == "chat" else HEARD
+    run = make(route, scripts=scripts, loads=[closed(1), closed(4)], repeats=2)
+    path = run.save(tmp_path / "run.json")
+    bare = json.loads(path.read_text())
+    rows = as_dict(build(read_run(path)))["rows"]
+    assert len(rows) == 2
+    for row in rows:
+        points = [p for p in bare["points"] if p["load"]["level"] == float(row["load"].removeprefix("c="))]
+        want = spreads(points, chat if route == "chat" else transcript)
+        amounts = {"request_throughput": lambda r: 1}
+        amounts |= (
+            {"token_throughput": lambda r: r["tokens"]}
+            if route == "chat"
+            else {"audio_throughput": lambda r: r["input_seconds"]}
+        )
+        want |= rates(points, amounts)
+        if route == "transcription":
+            want["wer"] = word_errors(points)
+        for name, value in want.items():
+            metric, _, part = name.partition(" ")
+            figure = row["figures"][metric]
+            got = figure["n"] if part == "n" else figure["spread"][part] if part else figure["value"]
+            assert got == pytest.approx(value, abs=1e-9), (row["load"], name)
+        others = {"success", "goodput", "offered", "achieved"}  # of any route: derived with those of speech
+        assert {n for n, f in row["figures"].items() if f["value"] is not None} <= {n.split()[0] for n in want} | others
