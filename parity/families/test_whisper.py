@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from unittest import mock
 
-import jiwer
 import numpy as np
 import pytest
 import torch
 import whisper
 import whisper.decoding
 from whisper.decoding import DecodingOptions
-from whisper.normalizers import EnglishTextNormalizer
 
 from models.whisper import media
 from models.whisper.tests.running import clip, tokens, transcribed
@@ -173,11 +171,3 @@ def test_words_of_a_repeated_clip_do_not_drift(key, ours):
     assert len(starts) == copies
     drift = np.array(starts) - starts[0] - np.arange(copies) * period / RATE
     assert np.abs(drift).max() <= 0.3
-
-
-def test_corpus_wer(key, ours):
-    sounds = spoken(12)
-    found = transcribed(ours, [Audio(sound[None], RATE) for sound in sounds])
-    plain = EnglishTextNormalizer()
-    heard = [plain("".join(s.text for s in one["segments"])) for one in found]
-    assert jiwer.wer([plain(one.text) for one in speech.clips()], heard) <= 0.1
