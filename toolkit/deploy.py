@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import torch
 from fastapi import FastAPI
 
 from models import registry
@@ -24,6 +25,10 @@ def deployments(keys: Sequence[str], *, experimental: bool = False, **overrides:
         card = registry.card(one.model)
         if card.experimental and not experimental:
             raise SetupError(f'"{card.key}" is experimental: its port is not done. Add --experimental to serve it.')
+        if one.device.startswith("cuda") and not torch.cuda.is_available():
+            raise SetupError(
+                f'{card.key}: device "{one.device}" is asked for, and no CUDA device is here.', param="device"
+            )
     names = [one.model for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -33,7 +33,7 @@ def test_a_server_is_one_process_while_it_works(server):
 def test_a_port_in_use_is_said_before_anything_is_loaded(server):
     port = server.target.url.rpartition(":")[2]
     done = subprocess.run([*COMMAND, "serve", "toy", "--port", port], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert f"127.0.0.1:{port}" in done.stderr
     assert "in use" in done.stderr
     assert "Loading" not in done.stderr
