@@ -128,6 +128,7 @@ class Deployment(Section):
     resources: dict[str, dict[str, Any]] = {}
     options: dict[str, Any] = {}  # the port's own
     weights: str | None = None
+    parity: str | None = None  # a parity.json, whose finding on this key `/v1/models` shows
 
     def to_options(self) -> Options:
         """What the port is built with."""

@@ -53,9 +53,8 @@ def transcribe(
         raise console.UsageError(f'No format "{fmt}".{nearest(fmt, FORMATS)}')
     for file in files:
         if not file.is_file():
-            raise console.UsageError(
-                f"No file {file}.{nearest(file.name, [p.name for p in file.parent.glob('*') if p.is_file()])}"
-            )
+            beside = [path.name for path in file.parent.glob("*") if path.is_file()]
+            raise console.UsageError(f"No file {file}.{nearest(file.name, beside)}")
     fields = {"model": model, "response_format": fmt, "translate": translate, **read_knobs(knobs)}
     if language:
         fields["language"] = language
