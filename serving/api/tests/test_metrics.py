@@ -128,10 +128,10 @@ def step(node, size, seconds, rows=1, units=1):
 def test_steps_are_counted_once_by_node_and_bucket():
     traces = [step("lm", 1, 0.01), step("lm", 4, 0.03, rows=3, units=12)]
     metrics = Metrics(dict, lambda: traces)
-    metrics.fold()
+    metrics.steps.fold()
     traces.append(step("codec", 4, 0.5, rows=2, units=8))
     del traces[0]  # the engine keeps so many and no more
-    metrics.fold()
+    metrics.steps.fold()
     found = samples(metrics.text().decode())
     of = found["toolkit_step_seconds_count"]
     assert of[labels(model="toy", node="lm", bucket="1")] == 1
@@ -153,7 +153,7 @@ def test_steps_are_read_while_the_engine_adds_to_them():
     thread.start()
     try:
         for _ in range(5):
-            metrics.fold()
+            metrics.steps.fold()
     finally:
         stop.set()
         thread.join()
