@@ -40,7 +40,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(server):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_ctrl_c_ends_a_server_quietly(early):
     """While it loads, and while it waits for requests."""
     command = [*COMMAND, "serve", "toy", "--port", "0"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -178,3 +180,20 @@ async def test_pools_show_what_is_free():
     memory = labels(model="mouth", pool="memory", unit="slots")
     assert found["toolkit_pool_free"] == {kv: 9, memory: 3}
     assert found["toolkit_pool_capacity"] == {kv: 12, memory: 4}
+
+
+async def test_the_page_names_every_metric_and_its_labels():
+    """In both directions: what the page lists exists, what exists is listed."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
+    listed = {
+        name: set(filter(None, marks.strip().split(", ")))
+        for name, marks in re.findall(r"^\| `(toolkit_\w+)` \|([^|]*)\|", page, re.MULTILINE)
+    }
+    metrics = Metrics(dict, lambda: [step("lm", 1, 0.01)])
+    metrics.text()
+    shown = {}
+    for family in metrics.registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        shown[name] = {label for one in family.samples for label in one.labels} - {"le"}
+    assert set(listed) == set(shown)
+    assert {name: listed[name] for name, marks in shown.items() if marks} == {n: m for n, m in shown.items() if m}
