@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from serving.errors import BadRequest, SetupError, nearest
-from serving.strict import check, explain
+from serving.strict import check, explain, unknown
 
 if TYPE_CHECKING:
     from serving.core.contract import Options
@@ -122,12 +122,13 @@ class Deployment(Section):
     model: str
     numerics: Literal["invariant", "fast"] = "fast"
     profile: Literal["exact", "default", "fast"] = "default"
-    device: str = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|mps|(cuda|xpu)(:\d+)?)$")] = "cpu"
     max_concurrent_requests: Count = 8
     capture: Literal["eager", "static"] = "eager"  # steps at their exact size, or padded to declared buckets
     resources: dict[str, dict[str, Any]] = {}
     options: dict[str, Any] = {}  # the port's own
     weights: str | None = None
+    parity: str | None = None  # a parity.json, whose finding on this key `/v1/models` shows
 
     def to_options(self) -> Options:
         """What the port is built with."""
@@ -178,6 +179,9 @@ def load_deployment(name: str, **overrides: Any) -> Deployment:
     given = {key: value for key, value in overrides.items() if value is not None}
     data = read_yaml(path) if path.suffix in {".yaml", ".yml"} else {"model": name}
     try:
+        for key in data:
+            if key not in Deployment.model_fields:
+                raise unknown(str(key), Deployment.model_fields)
         return check(Deployment, {**data, **given})
     except BadRequest as error:
         raise SetupError(f"{path}: {error.message}", param=error.param) from None

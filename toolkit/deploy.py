@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from models import registry
+from parity.harness.schema import Report, State
 from serving.api.app import build_app, engine_settings
 from serving.core.engine import Engine
 from serving.errors import SetupError
 from serving.settings import Deployment, ServerSettings, load_deployment
 from toolkit.client import AsyncClient
+
+WORST: Sequence[State] = ("fail", "stale", "refused", "not-run", "portable", "pass")
 
 
 def deployments(keys: Sequence[str], *, experimental: bool = False, **overrides: Any) -> list[Deployment]:
@@ -24,6 +30,10 @@ def deployments(keys: Sequence[str], *, experimental: bool = False, **overrides:
         card = registry.card(one.model)
         if card.experimental and not experimental:
             raise SetupError(f'"{card.key}" is experimental: its port is not done. Add --experimental to serve it.')
+        if one.device.startswith("cuda") and not torch.cuda.is_available():
+            raise SetupError(
+                f'{card.key}: device "{one.device}" is asked for, and no CUDA device is here.', param="device"
+            )
     names = [one.model for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -40,7 +50,25 @@ def build(
         progress(f"Loading {one.model} ({one.numerics}, {one.profile}, {one.device})")
         loaded.append(registry.load(one.model, one.to_options()))
     engine = Engine(loaded, engine_settings(settings))
-    return build_app(loaded, settings, engine, tuple(registry.cards().values()))
+    return build_app(loaded, settings, engine, tuple(registry.cards().values()), parity_states(chosen))
+
+
+def parity_states(chosen: Sequence[Deployment]) -> dict[str, str]:
+    """Key -> the worst state of its tests in the deployment's parity.json; a key that it does not hold is left out."""
+    found: dict[str, str] = {}
+    for one in chosen:
+        if one.parity is None:
+            continue
+        try:
+            report = Report.read(Path(one.parity))
+        except OSError as error:
+            raise SetupError(f"{one.parity}: {error.strerror}", param="parity") from None
+        except ValidationError:
+            raise SetupError(f"{one.parity} is not a parity.json of this version.", param="parity") from None
+        states = [test.state for test in report.tests if one.model in test.keys]
+        if states:
+            found[one.model] = min(states, key=WORST.index)
+    return found
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -46,12 +46,16 @@ def build_app(
     settings: ServerSettings,
     engine: Engine | None = None,
     catalogue: Sequence[Card] = (),
+    parity: Mapping[str, str] | None = None,
 ) -> FastAPI:
     """The application. `catalogue`: every known card, so that a 404 can say what would serve its route.
+
+    `parity`: what the parity suite found of each key, for `/v1/models`.
 
     The engine starts with the application's lifespan, beside it: until it is ready, `/health/ready` is 503.
     """
     api = Api(loaded, settings, engine or _engine(loaded, settings), catalogue, route_table())
+    api.parity = dict(parity or {})
     app = FastAPI(title=TITLE, lifespan=_lifespan, docs_url="/docs", redoc_url=None)
     app.state.api = api
     for spec in api.specs:

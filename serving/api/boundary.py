@@ -103,7 +103,7 @@ class Boundary:
         self.api.metrics.seconds.labels(*labels).observe(seconds)
         if isinstance(exchange.error, Cancelled):
             self.api.metrics.aborts.labels(*labels).inc()
-        self.api.metrics.fold()
+        self.api.metrics.steps.fold()
         fields = {
             "route": exchange.route,
             "model": exchange.model,

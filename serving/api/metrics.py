@@ -102,35 +102,39 @@ class Metrics:
         self.audio_out = Counter("toolkit_audio_out_seconds", "Seconds of audio made.", labels, registry=registry)
         self.aborts = Counter("toolkit_aborts", "Requests cancelled by their client.", labels, registry=registry)
         self.in_flight = Gauge("toolkit_in_flight", "Requests being answered.", ("route",), registry=registry)
-        self._count_steps(registry)
-        self._traces = traces
-        self._last: Trace | None = None
+        self.steps = Steps(traces, registry)
         registry.register(EngineStats(engine_stats, pools, rows or {}))
 
-    def _count_steps(self, registry: CollectorRegistry) -> None:
+    def text(self) -> bytes:
+        self.steps.fold()
+        return generate_latest(self.registry)
+
+
+class Steps:
+    """How long steps take, and on how much: `traces` gives the latest, oldest first."""
+
+    def __init__(self, traces: Callable[[], Iterable[Trace]], registry: CollectorRegistry) -> None:
         nodes = ("model", "node")
-        self.steps = Histogram(
+        self._seconds = Histogram(
             "toolkit_step_seconds",
             "Time of a step on its lane, by the number of rows that it was padded to.",
             (*nodes, "bucket"),
             buckets=STEP,
             registry=registry,
         )
-        self.step_rows = Counter("toolkit_step_rows", "Rows that steps worked on.", nodes, registry=registry)
-        self.step_units = Counter("toolkit_step_units", "Tokens, frames or patches.", nodes, registry=registry)
-
-    def text(self) -> bytes:
-        self.fold()
-        return generate_latest(self.registry)
+        self._rows = Counter("toolkit_step_rows", "Rows that steps worked on.", nodes, registry=registry)
+        self._units = Counter("toolkit_step_units", "Tokens, frames or patches.", nodes, registry=registry)
+        self._traces = traces
+        self._last: Trace | None = None
 
     def fold(self) -> None:
         """Count the steps that have run since the last call. The engine keeps a few thousand: call it often."""
         fresh = list(takewhile(lambda one: one is not self._last, reversed(tuple(self._traces()))))
         for trace in fresh:
             labels = (trace.model, trace.node)
-            self.steps.labels(*labels, str(trace.size)).observe(trace.seconds)
-            self.step_rows.labels(*labels).inc(trace.rows)
-            self.step_units.labels(*labels).inc(trace.units)
+            self._seconds.labels(*labels, str(trace.size)).observe(trace.seconds)
+            self._rows.labels(*labels).inc(trace.rows)
+            self._units.labels(*labels).inc(trace.units)
         self._last = fresh[0] if fresh else self._last
 
 

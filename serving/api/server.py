@@ -7,7 +7,9 @@ second stops at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
+import socket
 from collections.abc import Callable
 from types import FrameType
 
@@ -38,8 +40,8 @@ class Server(uvicorn.Server):
         self.app, self.announce = app, ready
         self.failure: BaseException | None = None
 
-    async def startup(self, sockets: object = None) -> None:
-        await super().startup()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         if self.started:
             self.app.state.starting.add_done_callback(self._engine_started)
 
@@ -66,14 +68,35 @@ class Server(uvicorn.Server):
         self.app.state.api.draining = True
 
 
-def serve(app: FastAPI, settings: ServerSettings, ready: Callable[[str], None]) -> None:
-    """Run until a signal. Returns after a clean drain; raises `SetupError` when the server could not start."""
+def bind(settings: ServerSettings) -> socket.socket:
+    """The server's address, taken: before models are loaded, as loading may be long. Raises `SetupError`.
+
+    It does not listen yet, so that clients are refused until the server can answer them.
+    """
+    at = f"{settings.host}:{settings.port}"
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SetupError(f"{at} is in use. Take another port, or 0 for a free one.", param="port") from None
+        raise SetupError(f"Cannot listen on {at}: {error.strerror}.", param="host") from None
+    return made
+
+
+def serve(
+    app: FastAPI, settings: ServerSettings, ready: Callable[[str], None], at: socket.socket | None = None
+) -> None:
+    """Run until a signal, on the socket `at` if one is bound already.
+
+    Returns after a clean drain; raises `SetupError` when the server could not start.
+    """
     configure(settings.log_level)
     server = Server(app, settings, ready)
-    try:
-        server.run()
-    except SystemExit:
-        raise SetupError(f"Could not listen on {settings.host}:{settings.port}.") from None
+    server.run(sockets=[at or bind(settings)])
     if server.failure:
         raise SetupError(f"The engine did not start: {server.failure}")
     if server.force_exit:

@@ -124,6 +124,7 @@ class Api:
         self.specs = tuple(specs)
         self.fetcher = Fetcher(settings.media)
         self.voices = VoiceStore(settings.media.voices, settings.limits)
+        self.parity: dict[str, str] = {}  # key -> what the parity suite found
         self.draining = False
 
     def find(self, method: str, path: str) -> Spec | None:

@@ -53,7 +53,8 @@ def transcribe(
         raise console.UsageError(f'No format "{fmt}".{nearest(fmt, FORMATS)}')
     for file in files:
         if not file.is_file():
-            raise console.UsageError(f"No file {file}.{nearest(file.name, [p.name for p in file.parent.glob('*')])}")
+            beside = [path.name for path in file.parent.glob("*") if path.is_file()]
+            raise console.UsageError(f"No file {file}.{nearest(file.name, beside)}")
     fields = {"model": model, "response_format": fmt, "translate": translate, **read_knobs(knobs)}
     if language:
         fields["language"] = language
@@ -96,6 +97,8 @@ def speak(
     fmt = SUFFIXES.get(output.suffix.lower())
     if fmt is None:
         raise console.UsageError(f'No format has the ending "{output.suffix}".{nearest(output.suffix, SUFFIXES)}')
+    if not output.parent.is_dir():
+        raise console.UsageError(f"No folder {output.parent}.")
     fields = {"model": model, "voice": voice, "response_format": fmt, "speed": speed, **read_knobs(knobs)}
 
     async def run() -> None:

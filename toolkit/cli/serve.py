@@ -14,8 +14,8 @@ KeyList = Annotated[list[str], typer.Argument(help="Registry keys, config names 
 
 def serve(
     keys: KeyList,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [default: 8000]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 8000 unless given, 0 takes a free one.")] = None,
     settings: Annotated[Path | None, typer.Option(help="YAML file of server settings.")] = None,
     numerics: Annotated[str | None, typer.Option(help="invariant or fast.")] = None,
     profile: Annotated[str | None, typer.Option(help="exact, default or fast.")] = None,
@@ -43,6 +43,7 @@ def serve(
     from serving.settings import load_settings
 
     server = load_settings(settings, host=host, port=port, queue_size=queue_size, log_level=log_level)
+    from serving.api.server import bind
     from serving.api.server import serve as run
     from toolkit.deploy import build, deployments
 
@@ -55,9 +56,10 @@ def serve(
         max_concurrent_requests=max_concurrent_requests,
         weights=weights,
     )
+    at = bind(server)
     app = build(chosen, server, progress=console.say)
     names = ", ".join(one.model for one in chosen)
-    run(app, server, lambda url: console.write(f"Serving {names} at {url}"))
+    run(app, server, lambda url: console.write(f"Serving {names} at {url}"), at)
 
 
 def register(app: typer.Typer) -> None:

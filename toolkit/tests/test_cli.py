@@ -67,6 +67,11 @@ def test_every_command_teaches(capsys, command):
         (["serve", "toy", "--port", "70000"], 3, "at most 65535"),
         (["serve", "toy", "toy"], 3, "given twice"),
         (["serve", "whisper"], 3, "--experimental"),
+        (["serve", "toy", "--device", "tpu"], 3, "device"),
+        (["serve", "toy", "--device", "cuda:x"], 3, "device"),
+        (["serve", "toy", "--host", "nowhere.invalid"], 3, "Cannot listen on nowhere.invalid:8000"),
+        (["speak", "Hi", "-o", "/nowhere/a.wav"], 2, "No folder /nowhere"),
+        (["transcribe", "/tmp"], 2, "No file /tmp"),
         (["models", "toi"], 2, 'Did you mean "toy"'),
         (["models", "--task", "speek"], 2, 'Did you mean "speak"'),
         (["transcribe", "nothing.wav"], 2, "No file nothing.wav"),
@@ -95,6 +100,15 @@ def test_errors_are_one_line_with_the_nearest_valid_value(capsys, arguments, cod
     assert (got, out) == (code, "")
     assert says in err
     assert "Traceback" not in err
+
+
+def test_a_mistyped_key_of_a_deployment_names_the_nearest(capsys, tmp_path):
+    """Before what is missing is told, which is missing because it is mistyped."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("modle: toy\n")
+    code, _, err = cli(capsys, "serve", str(file))
+    assert code == 3
+    assert 'Unknown parameter "modle". Did you mean "model"?' in err
 
 
 def test_an_unknown_variable_stops_a_server(capsys, monkeypatch):

@@ -55,6 +55,7 @@ def describe(api: Api, model: LoadedModel) -> dict[str, Any]:
         "licence": card.licence,
         "source": "path" if model.options.weights else card.source,
         "experimental": card.experimental,
+        "parity": api.parity.get(card.key, "not run"),
         "capabilities": {
             "tasks": sorted(card.tasks),
             "routes": sorted(spec.path for spec in api.specs if api.serves(card, spec)),

@@ -21,6 +21,7 @@ SCRIPTS = {
     "generate": lambda task: [Out("action", FRAMES[0, 0])],
 }
 KEYS = ("ears", "mouth", "talker", "painter", "filmer", "actor", "plain", "reader")
+NIGHTLY = -(-10_000 // sum(spec.method != "WS" for spec in route_table()))  # 10,000 cases over all routes
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,8 @@ def page(tmp_path_factory):
 
 
 @pytest.mark.parametrize("spec", route_table(), ids=lambda spec: f"{spec.method} {spec.path}")
-def test_no_request_breaks_the_server(page, spec):
+@pytest.mark.parametrize("examples", [30, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
+def test_no_request_breaks_the_server(page, spec, examples):
     """Requests that the page allows and, where there is a body, requests that it does not."""
     if spec.method == "WS":
         assert spec.path not in page.raw_schema["paths"]
@@ -45,7 +47,7 @@ def test_no_request_breaks_the_server(page, spec):
     forbidden = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
     @given(case=allowed | forbidden if spec.encodings else allowed)
-    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     def asked(case):
         response = case.call()
         assert response.status_code < 500, (response.status_code, response.text, case.as_curl_command())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -128,10 +130,10 @@ def step(node, size, seconds, rows=1, units=1):
 def test_steps_are_counted_once_by_node_and_bucket():
     traces = [step("lm", 1, 0.01), step("lm", 4, 0.03, rows=3, units=12)]
     metrics = Metrics(dict, lambda: traces)
-    metrics.fold()
+    metrics.steps.fold()
     traces.append(step("codec", 4, 0.5, rows=2, units=8))
     del traces[0]  # the engine keeps so many and no more
-    metrics.fold()
+    metrics.steps.fold()
     found = samples(metrics.text().decode())
     of = found["toolkit_step_seconds_count"]
     assert of[labels(model="toy", node="lm", bucket="1")] == 1
@@ -153,7 +155,7 @@ def test_steps_are_read_while_the_engine_adds_to_them():
     thread.start()
     try:
         for _ in range(5):
-            metrics.fold()
+            metrics.steps.fold()
     finally:
         stop.set()
         thread.join()
@@ -178,3 +180,20 @@ async def test_pools_show_what_is_free():
     memory = labels(model="mouth", pool="memory", unit="slots")
     assert found["toolkit_pool_free"] == {kv: 9, memory: 3}
     assert found["toolkit_pool_capacity"] == {kv: 12, memory: 4}
+
+
+async def test_the_page_names_every_metric_and_its_labels():
+    """In both directions: what the page lists exists, what exists is listed."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
+    listed = {
+        name: set(filter(None, marks.strip().split(", ")))
+        for name, marks in re.findall(r"^\| `(toolkit_\w+)` \|([^|]*)\|", page, re.MULTILINE)
+    }
+    metrics = Metrics(dict, lambda: [step("lm", 1, 0.01)])
+    metrics.text()
+    shown = {}
+    for family in metrics.registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        shown[name] = {label for one in family.samples for label in one.labels} - {"le"}
+    assert set(listed) == set(shown)
+    assert {name: listed[name] for name, marks in shown.items() if marks} == {n: m for n, m in shown.items() if m}

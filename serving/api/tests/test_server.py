@@ -34,6 +34,7 @@ async def test_models_say_what_they_can_do():
         one = (await http.get("/v1/models/ears")).json()
         missing = await http.get("/v1/models/eers")
     assert listed["object"] == "list"
+    assert (one["licence"], one["parity"]) == ("Apache-2.0", "not run")
     assert {"id", "object", "created", "owned_by"} <= set(one)
     assert one["capabilities"]["routes"] == ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"]
     assert [m["id"] for m in listed["data"]] == ["ears", "plain", "deaf"]
