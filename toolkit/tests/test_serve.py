@@ -52,5 +52,6 @@ def test_ctrl_c_ends_a_server_quietly(early):
             out, err = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == (130 if early else 0), err
+    # A shell sees 130 whether the command says so or the signal itself ends it.
+    assert process.returncode in ((130, -signal.SIGINT) if early else (0,)), err
     assert "Traceback" not in err + out
