@@ -72,6 +72,7 @@ def test_one_at_a_time_is_what_eight_at_once_are(key, ours, hold):
     hold("4s", said, [transcribed(ours, clips([sound]), **GREEDY)[0] for sound in sounds])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("decibels", [20, 10])
 def test_noise(key, ours, hold, decibels):
     sounds, said = recordings(1)
@@ -79,6 +80,7 @@ def test_noise(key, ours, hold, decibels):
     hold(f"{decibels}dB", said, transcribed(ours, clips(heard), **GREEDY))
 
 
+@pytest.mark.nightly
 def test_longer_recordings(key, ours, hold):
     sounds, said = recordings(3)
     hold("14s", said, transcribed(ours, clips(sounds), **GREEDY))
