@@ -109,6 +109,7 @@ def _request(folder: Path, case: str, out: Path, inputs: Mapping[str, Path], spe
 def launch(python: Path, request: Mapping[str, Any]) -> None:
     """Run the worker with an interpreter, in an empty folder and without this process's search path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a recording leaves nothing beside its recorder
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "request.json"
         path.write_text(json.dumps(request))
