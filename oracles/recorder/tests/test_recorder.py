@@ -53,6 +53,7 @@ ENV = f'python = "{sys.version_info.major}.{sys.version_info.minor}"\nbase = "cu
 @pytest.fixture
 def inline(monkeypatch):
     """The worker in this process: for tests of what becomes of recordings, not of how they are made."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # as `launch` has it
     monkeypatch.setattr(worker, "port_modules", lambda *_: [])
     monkeypatch.setattr(run, "launch", lambda python, request: worker.record(json.loads(json.dumps(request))))
 

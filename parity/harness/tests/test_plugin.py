@@ -70,7 +70,8 @@ def ledger(pytester, text):
 
 def run(pytester, *arguments):
     # Hypothesis's plugin imports hypothesis at the end of every run: seconds, when each run starts afresh.
-    return pytester.runpytest("-p", "parity.harness.plugin", "-p", "no:hypothesispytest", *arguments)
+    options = ("-p", "parity.harness.plugin", "-p", "no:hypothesispytest", "-p", "no:asyncio")
+    return pytester.runpytest(*options, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments)
 
 
 def report(pytester):
