@@ -173,7 +173,7 @@ def test_elsewhere_is_portable_and_held_to_the_wider_bound(project):
         "    check(case, 'logits', case['logits'] + off)\n",
     )
     done = run(project, "--parity-report", "parity.json", "--junitxml", "junit.xml")
-    done.stdout.fnmatch_lines(["*PORTABLE *processor AbacusInside -> *", "*1 failed, 2 portable*"])
+    done.stdout.fnmatch_lines(["*PORTABLE *processor AbacusInside -> *", "*1 failed*2 portable*"])
     assert report(project).summary == {
         "pass": 0, "portable": 2, "fail": 1, "stale": 0, "refused": 0, "not-run": 0
     }  # fmt: skip
@@ -191,7 +191,7 @@ def test_a_forced_instruction_set_is_portable(project):
 def test_missing_weights_are_not_run_and_option_weights_finds_them(project, monkeypatch):
     suite(project, "def test_toy_real(weights):\n    assert weights('toy.bin').read_text() == 'x'\n")
     done = run(project, "--parity-report", "parity.json", "--junitxml", "junit.xml")
-    done.stdout.fnmatch_lines(["*NOT-RUN *: no real weights 'toy.bin' here*", "*1 passed, 1 not run*"])
+    done.stdout.fnmatch_lines(["*NOT-RUN *: no real weights 'toy.bin' here*", "*1 passed*1 not run*"])
     assert done.ret == 0
     assert report(project).summary["not-run"] == 1
     assert "not-run" in (project.path / "junit.xml").read_text()
@@ -358,7 +358,7 @@ def test_the_report_is_the_same_from_two_workers(project):
     key = lambda row: (row.test, row.tap)  # noqa: E731
     assert sorted(both.rows, key=key) == sorted(alone.rows, key=key)
     assert (both.summary, both.full) == (alone.summary, True)
-    two.stdout.fnmatch_lines(["*1 passed, 1 not run*"])
+    two.stdout.fnmatch_lines(["*1 passed*1 not run*"])
     assert "parity_state" in (project.path / "junit.xml").read_text()
 
 
