@@ -106,6 +106,7 @@ def test_text_half_ignores_padding_and_neighbours():
 
 
 def test_frame_half_ignores_padding_and_neighbours():
+    torch.manual_seed(0)  # how far rounding noise goes depends on the draw
     model = tiny.network()
     each = model.config.samples_per_frame
     prosody, text, style = torch.randn(3, SIZE, 24), torch.randn(3, SIZE, 16), torch.randn(3, 16)
