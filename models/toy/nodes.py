@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.toy.config import ToyConfig
 from models.toy.modules import Networks
-from serving.core.contract import MAIN, Batch, Node, Offer, Packed, Row, Settled, Verdict
+from serving.core.contract import Batch, Node, Offer, Packed, Row, Settled, Verdict
 from serving.resources import Sampler, SamplingParams
 
 BOTH = ("cond", "uncond")
@@ -179,7 +179,6 @@ class Denoise(Node):
         )
         numbers = b.buffer("numbers", (3, b.size), torch.float32)
         numbers[:, : b.n] = torch.from_numpy(np.stack([1 - at / steps, -1 / steps, weight]).astype(np.float32))
-        b.buffer("patches", (1,), torch.int64)[0] = b.rows[0].state.patches
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         time, dt, weight = b.buffers["numbers"]
@@ -236,6 +235,3 @@ class Listener(Node):
         heard = np.array([chunk.stop > chunk.fresh for chunk in chunks])
         verdicts = np.where([chunk.final for chunk in chunks], Verdict.DONE, Verdict.WAIT)
         return Settled(verdicts, {"token": Packed(out["token"][: b.n][heard], heard.astype(np.int64))})
-
-
-__all__ = ["BOTH", "COND", "LM", "MAIN", "Codec", "Denoise", "Listener"]

@@ -224,10 +224,6 @@ class Engine:
         """CPU time of the engine thread, when called on it."""
         return thread_time()
 
-    def post(self, message: Callable[[], None]) -> None:
-        """From any thread: have the engine run this in its next pass."""
-        self._inbox.put(message)
-
     def work(self, job: Callable[[], Callable[[], None]]) -> None:
         """Run a job in a host pool; what it returns is run on the engine thread."""
         self._pool.submit(lambda: self._inbox.put(job()))
