@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import subprocess
 import sys
+import wave
 from pathlib import Path
 
 import httpx
 import pytest
 
+from perf.bench import run_bench
 from perf.launch import Launch, running
-from perf.peers import PEERS, peer
+from perf.peers import PEERS, environments, peer
+from perf.peers.environments import Environment
 from perf.peers.serve import form_file
-from serving.errors import BadRequest
+from serving.errors import BadRequest, SetupError
 
 ECHO = (
     "import sys; sys.path.insert(0, sys.argv[1]); import serve;"
-    "serve.serve(lambda wav: str(len(wav)), {'name': 'echo', 'settings': {'workers': 2}})"
+    "serve.serve(serve.Peer({'name': 'echo', 'settings': {'workers': 2}}, at_once=1,"
+    " transcribe=lambda wav: str(len(wav)), speak=lambda text: iter([bytes(2), text.encode()]),"
+    " chat=lambda body: iter(body['messages'][0]['content'])))"
 )
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory):
+    folder = str(Path(__file__).parents[1] / "peers")
+    launch = Launch([sys.executable, "-S", "-c", ECHO, folder], "echo", "echo")
+    with running(launch, tmp_path_factory.mktemp("logs")) as live:
+        yield live.target.url
 
 
 def test_a_form_s_file_comes_out_byte_for_byte():
@@ -28,14 +44,23 @@ def test_a_form_s_file_comes_out_byte_for_byte():
         form_file(without.headers["content-type"], without.read())
 
 
-def test_the_route_answers_with_the_standard_library_alone(tmp_path: Path):
-    folder = str(Path(__file__).parents[1] / "peers")
-    launch = Launch([sys.executable, "-S", "-c", ECHO, folder], "echo", "echo")
-    with running(launch, tmp_path) as live:
-        url = live.target.url + "/v1/audio/transcriptions"
-        answer = httpx.post(url, files={"file": ("a.wav", b"x" * 1234, "audio/wav")})
-        assert answer.json() == {"text": "1234"}
-        assert httpx.get(live.target.url + "/v1/server_info").json()["settings"] == {"workers": 2}
+def test_a_transcription_answers_with_the_standard_library_alone(echo: str):
+    answer = httpx.post(echo + "/v1/audio/transcriptions", files={"file": ("a.wav", b"x" * 1234, "audio/wav")})
+    assert answer.json() == {"text": "1234"}
+    assert httpx.get(echo + "/v1/server_info").json()["settings"] == {"workers": 2}
+
+
+def test_speech_is_one_wav_of_the_pieces(echo: str):
+    answer = httpx.post(echo + "/v1/audio/speech", json={"input": "abcd"})
+    with wave.open(io.BytesIO(answer.content)) as found:
+        assert (found.getframerate(), found.getnchannels(), found.getsampwidth()) == (24_000, 1, 2)
+        assert found.readframes(3) == b"\0\0abcd"
+
+
+def test_a_chat_is_events_with_running_counts_that_the_bench_reads(echo: str):
+    run = run_bench(url=echo, model="echo", route="chat", requests=2, concurrency=(1,))
+    (point,) = run.points
+    assert all(r.outcome == "ok" and r.tokens == len(r.text or "") for r in point.measured)
 
 
 def test_unknown_peers_and_routes_are_refused():
@@ -47,4 +72,24 @@ def test_unknown_peers_and_routes_are_refused():
 
 
 def test_every_peer_is_pinned():
-    assert all("==" in pin for found in PEERS.values() for pin in found.pins)
+    found = [p.environment for p in PEERS.values() if p.environment]
+    assert found
+    assert all("==" in pin for one in found for pin in (*one.pins, *one.no_deps))
+
+
+def test_a_layered_environment_has_one_torch_and_is_told_apart_by_its_packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path))
+    python = Environment((), layered=True).python()
+    code = "import importlib.util as u, sys; print(u.find_spec('torch').origin, sys.prefix)"
+    torch, prefix = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert torch == importlib.util.find_spec("torch").origin
+    assert Path(prefix).parent == tmp_path / "peers"
+    assert not (Path(prefix) / "lib" / "torch").exists()
+
+
+def test_an_environment_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(environments.sys, "executable", "/bin/false")
+    with pytest.raises(SetupError, match=r"Cannot make the peer's environment \(some==1\)"):
+        Environment(("some==1",)).python()
+    assert [p.suffix for p in (tmp_path / "peers").iterdir()] == [".lock"]
