@@ -31,6 +31,7 @@ KOKORO = Environment(
     layered=True,
 )
 KOKORO_ONNX = Environment(("kokoro-onnx==0.6.1", "onnxruntime==1.32.0", "espeakng-loader==0.2.4"))
+LITSERVE = Environment(("litserve==0.2.19",), layered=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,38 @@ class Peer:
     settings: Sequence[str] = ()
     environment: Environment | None = None
     assets: Callable[[], Sequence[str]] = tuple
+    ready_path: str = "/health/ready"
+    of_folder: bool = False  # named NAME:FOLDER, with the checkpoint that it serves
 
-    def launch(self, name: str) -> Launch:
+    def launch(self, name: str, folder: str = "") -> Launch:
         """The command; fetches what it needs first."""
         python = str(self.environment.python()) if self.environment else sys.executable
         script = self.program.endswith(".py")
         what = [str(HERE / self.program)] if script else ["-m", self.program]
         ours = {} if script else {"PYTHONPATH": str(HERE.parents[1])}
-        return Launch([python, *what, *self.settings, *self.assets()], name, name, env=ours)
+        return Launch(
+            [python, *what, *self.settings, *self.assets(), *([folder] if folder else [])],
+            name,
+            name,
+            env=ours,
+            ready_path=self.ready_path,
+        )
 
 
 def _faster_whisper(*settings: str) -> Peer:
     return Peer("transcription", "faster_whisper_server.py", settings, FASTER_WHISPER)
+
+
+def _transformers_whisper(*settings: str) -> Peer:
+    return Peer("transcription", "perf.peers.transformers_whisper_server", settings)
+
+
+def _transformers_chat(*settings: str) -> Peer:
+    return Peer("chat", "perf.peers.transformers_chat_server", settings, of_folder=True)
+
+
+def _litserve(*settings: str) -> Peer:
+    return Peer("transcription", "perf.peers.litserve_server", settings, LITSERVE, ready_path="/health")
 
 
 def _kokoro(*settings: str) -> Peer:
@@ -74,6 +95,12 @@ PEERS = {
     "faster-whisper": _faster_whisper("int8", "2", "1"),
     "faster-whisper-int8-1x2": _faster_whisper("int8", "1", "2"),
     "faster-whisper-float32": _faster_whisper("float32", "2", "1"),
+    "transformers-whisper": _transformers_whisper("1", "2"),
+    "transformers-whisper-2x1": _transformers_whisper("2", "1"),
+    "litserve-whisper": _litserve("1", "8", "2"),
+    "litserve-whisper-2-workers": _litserve("2", "1", "1"),
+    "transformers-chat": _transformers_chat("1", "2"),
+    "transformers-chat-2x1": _transformers_chat("2", "1"),
     "kokoro": _kokoro("1", "2"),
     "kokoro-2x1": _kokoro("2", "1"),
     "kokoro-onnx": _kokoro_onnx("1", "2"),
@@ -83,8 +110,13 @@ PEERS = {
 
 def peer(name: str, route: str) -> Launch:
     """The launch of a peer on a route; `BadRequest` names those that there are."""
+    name, _, folder = name.partition(":")
     if name not in PEERS:
         raise BadRequest(f'No peer "{name}".{nearest(name, PEERS)}', param="peers")
-    if PEERS[name].route != route:
-        raise BadRequest(f"{name} does not serve {route}; it serves {PEERS[name].route}.", param="peers")
-    return PEERS[name].launch(name)
+    found = PEERS[name]
+    if found.route != route:
+        raise BadRequest(f"{name} does not serve {route}; it serves {found.route}.", param="peers")
+    if found.of_folder != bool(folder) or (folder and not Path(folder).is_dir()):
+        how = f"{name}:FOLDER, the folder of a checkpoint" if found.of_folder else f"{name} alone"
+        raise BadRequest(f"Name this peer as {how}.", param="peers")
+    return found.launch(name, folder)

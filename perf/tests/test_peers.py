@@ -7,13 +7,16 @@ import io
 import subprocess
 import sys
 import wave
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from perf.bench import run_bench
 from perf.launch import Launch, running
+from perf.metrics.base import content
 from perf.peers import PEERS, environments, peer
 from perf.peers.environments import Environment
 from perf.peers.serve import form_file
@@ -68,6 +71,10 @@ def test_unknown_peers_and_routes_are_refused():
         peer("faster-wisper", "transcription")
     with pytest.raises(BadRequest, match="does not serve speech"):
         peer("openai-whisper", "speech")
+    with pytest.raises(BadRequest, match="transformers-chat:FOLDER"):
+        peer("transformers-chat", "chat")
+    with pytest.raises(BadRequest, match="kokoro alone"):
+        peer("kokoro:/tmp", "speech")
     assert peer("openai-whisper", "transcription").command[1:] == ["-m", "perf.peers.openai_whisper_server"]
 
 
@@ -93,3 +100,43 @@ def test_an_environment_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path
     with pytest.raises(SetupError, match=r"Cannot make the peer's environment \(some==1\)"):
         Environment(("some==1",)).python()
     assert [p.suffix for p in (tmp_path / "peers").iterdir()] == [".lock"]
+
+
+WORDS = [f"w{i}" for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+    """A tiny Llama whose greedy answers end early, with a tokenizer of words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    inner = Tokenizer(models.WordLevel({"<eos>": 0, **{word: i for i, word in enumerate(WORDS, 1)}}, unk_token="w0"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", unk_token="w0").save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    net = LlamaForCausalLM(LlamaConfig(vocab_size=41, **sizes, bos_token_id=0, eos_token_id=0, pad_token_id=0))
+    with torch.no_grad():
+        net.lm_head.weight[0] = -100 * net.model.norm.weight  # the end, wherever the hidden state sums up under 0
+    net.save_pretrained(folder)
+    return folder
+
+
+def test_the_chat_peer_gives_what_generate_gives_token_by_token(checkpoint: Path, tmp_path: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, net = AutoTokenizer.from_pretrained(checkpoint), AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids = tokenizer("w3 w5 w7", return_tensors="pt")
+    options = {"do_sample": False, "max_new_tokens": 9}
+    expected = tokenizer.decode(net.generate(**ids, **options, min_new_tokens=9)[0, 3:], skip_special_tokens=True)
+    work = tmp_path / "one.jsonl"
+    work.write_text('{"text": "w3 w5 w7", "body": {"max_tokens": 9}}')
+    with running(peer(f"transformers-chat:{checkpoint}", "chat"), tmp_path) as live:
+        bench = partial(run_bench, url=live.target.url, model="m", route="chat", requests=1, workload=work)
+        set_length, free = bench(concurrency=(1,), ignore_eos=True), bench(concurrency=(1,))
+    (full,), (short,) = (run.points[0].measured for run in (set_length, free))
+    assert (full.text, full.tokens, len(content(full))) == (expected, 9, 9)
+    assert (short.tokens or 0) < 9
+    assert short.tokens == net.generate(**ids, **options).shape[1] - 3
