@@ -7,7 +7,7 @@ process of torch would slow both.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Peer:
     ready_path: str = "/health/ready"
     of_folder: bool = False  # named NAME:FOLDER, with the checkpoint that it serves
 
-    def launch(self, name: str, folder: str = "") -> Launch:
+    def launch(self, name: str, label: str, folder: str = "") -> Launch:
         """The command; fetches what it needs first."""
         python = str(self.environment.python()) if self.environment else sys.executable
         script = self.program.endswith(".py")
@@ -58,7 +58,7 @@ class Peer:
         return Launch(
             [python, *what, *self.settings, *self.assets(), *([folder] if folder else [])],
             name,
-            name,
+            label,
             env=ours,
             ready_path=self.ready_path,
         )
@@ -108,15 +108,17 @@ PEERS = {
 }
 
 
-def peer(name: str, route: str) -> Launch:
-    """The launch of a peer on a route; `BadRequest` names those that there are."""
+def peer(name: str, routes: Collection[str], label: str | None = None) -> tuple[Launch, str]:
+    """The launch of a peer of one of the routes, and its route; `BadRequest` names those that there are."""
+    asked = name
     name, _, folder = name.partition(":")
     if name not in PEERS:
         raise BadRequest(f'No peer "{name}".{nearest(name, PEERS)}', param="peers")
     found = PEERS[name]
-    if found.route != route:
-        raise BadRequest(f"{name} does not serve {route}; it serves {found.route}.", param="peers")
+    if found.route not in routes:
+        wanted = " or ".join(sorted(routes))
+        raise BadRequest(f"{name} does not serve {wanted}; it serves {found.route}.", param="peers")
     if found.of_folder != bool(folder) or (folder and not Path(folder).is_dir()):
         how = f"{name}:FOLDER, the folder of a checkpoint" if found.of_folder else f"{name} alone"
         raise BadRequest(f"Name this peer as {how}.", param="peers")
-    return found.launch(name, folder)
+    return found.launch(name, label or asked, folder), found.route

@@ -68,14 +68,16 @@ def test_a_chat_is_events_with_running_counts_that_the_bench_reads(echo: str):
 
 def test_unknown_peers_and_routes_are_refused():
     with pytest.raises(BadRequest, match='Did you mean "faster-whisper"'):
-        peer("faster-wisper", "transcription")
+        peer("faster-wisper", {"transcription"})
     with pytest.raises(BadRequest, match="does not serve speech"):
-        peer("openai-whisper", "speech")
+        peer("openai-whisper", {"speech"})
     with pytest.raises(BadRequest, match="transformers-chat:FOLDER"):
-        peer("transformers-chat", "chat")
+        peer("transformers-chat", {"chat"})
     with pytest.raises(BadRequest, match="kokoro alone"):
-        peer("kokoro:/tmp", "speech")
-    assert peer("openai-whisper", "transcription").command[1:] == ["-m", "perf.peers.openai_whisper_server"]
+        peer("kokoro:/tmp", {"speech"})
+    launch, route = peer("openai-whisper", {"transcription", "speech"}, "theirs")
+    assert (launch.label, route) == ("theirs", "transcription")
+    assert launch.command[1:] == ["-m", "perf.peers.openai_whisper_server"]
 
 
 def test_every_peer_is_pinned():
@@ -133,7 +135,7 @@ def test_the_chat_peer_gives_what_generate_gives_token_by_token(checkpoint: Path
     expected = tokenizer.decode(net.generate(**ids, **options, min_new_tokens=9)[0, 3:], skip_special_tokens=True)
     work = tmp_path / "one.jsonl"
     work.write_text('{"text": "w3 w5 w7", "body": {"max_tokens": 9}}')
-    with running(peer(f"transformers-chat:{checkpoint}", "chat"), tmp_path) as live:
+    with running(peer(f"transformers-chat:{checkpoint}", {"chat"})[0], tmp_path) as live:
         bench = partial(run_bench, url=live.target.url, model="m", route="chat", requests=1, workload=work)
         set_length, free = bench(concurrency=(1,), ignore_eos=True), bench(concurrency=(1,))
     (full,), (short,) = (run.points[0].measured for run in (set_length, free))

@@ -60,6 +60,9 @@ def run(
     route: Annotated[str | None, typer.Option(help="transcription, speech or chat; else what the keys serve.")] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name there.")] = None,
     workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, help="Minutes for the whole run, shared by its points.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare answers of the run with solo answers.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers of their full set length.")] = False,
     steady: Annotated[bool, typer.Option("--steady", help="Warm up until latency holds still, within limits.")] = False,
@@ -79,6 +82,8 @@ def run(
       toolkit bench --url http://127.0.0.1:8000 --model kokoro --rate 0.5,1,2
 
       toolkit bench whisper_tiny_en --find rate --slo ttft=0.5
+
+      toolkit bench whisper_tiny_en kokoro --concurrency 1,4,8,32 --peers faster-whisper,kokoro-onnx --budget 14
     """
     from perf.bench import run_bench
 
@@ -98,6 +103,7 @@ def run(
         slos=_limits(slo or []),
         ignore_eos=ignore_eos,
         steady=steady,
+        budget=60 * budget if budget else None,
         verify=verify,
         seed=seed,
         out=out,
