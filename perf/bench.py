@@ -18,7 +18,7 @@ from perf.peers import peer
 from perf.schema import Load, Run, read_run
 from perf.session import Say, Settings
 from perf.sweep import KneeSweep, Planner, RateSearch
-from perf.workloads import default, from_path
+from perf.workloads import Workload, default, from_path
 from serving.errors import BadRequest, nearest
 
 # The bench's routes by the names that people use for them: OpenAI's paths and the task kinds of the contract.
@@ -76,33 +76,52 @@ def run_bench(
     Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
     returns what there is, marked partial.
     """
-    listed = served(url, api_key) if url and (model is None or (route is None and not keys)) else {}
-    name = model or (_only(listed, url) if url else None)
-    routes = routes_of(keys, route if route or keys or not name else _only_route(name, listed))
     options = [*serve_options, *(["--experimental"] if experimental else [])]
-    targets: dict[str, Target | Launch] = {key: launch.toolkit(key, *options) for key in keys}
-    if url:
-        targets[model or "server"] = Target(url, name or "", label=model or "server", api_key=api_key)
-        routes.setdefault(model or "server", next(iter(routes.values())))
-    for one in peers:
-        label = f"{one} (peer)" if one in targets else one
-        targets[label], routes[label] = peer(one, set(routes.values()), label)
+    targets, routes = targets_of(keys, options, url, route, model, api_key, peers)
     loads = [Load("poisson", r) for r in rate] or [closed(c) for c in concurrency]
     settings = Settings(
         requests=requests, warmup=warmup, seconds=seconds, repeats=repeats, timeout=timeout, seed=seed, slos=slos or {},
         body={**({"ignore_eos": True} if ignore_eos else {}), **(body or {})}, steady=steady,
         verify=VERIFIED if verify is True else int(verify), budget=budget,
     )  # fmt: skip
-    used = {routes[label] for label in targets}
-    if workload and len(used) > 1:
-        raise BadRequest("A workload of one's own is for one route; bench the keys apart.", param="workload")
-    made = {r: from_path(workload, r, seed) if workload else default(r, seed) for r in used}
     earlier = read_run(out / "run.json") if resume and out else None
     planner = partial(_planner, find, settings.slos) if find else None
-    items = {label: made[routes[label]] for label in targets}
-    return session.measure(
-        list(targets.values()), items, loads, settings, out=out, resume=earlier, say=say, planner=planner
-    )
+    items = _workloads(routes, workload, seed)
+    return session.measure(targets, items, loads, settings, out=out, resume=earlier, say=say, planner=planner)
+
+
+def targets_of(
+    keys: Sequence[str],
+    options: Sequence[str],
+    url: str | None,
+    route: str | None,
+    model: str | None,
+    api_key: str | None,
+    peers: Sequence[str],
+) -> tuple[list[Target | Launch], dict[str, str]]:
+    """What is measured, and the route of each label: keys with their serving `options`, a server, peers."""
+    listed = served(url, api_key) if url and (model is None or (route is None and not keys)) else {}
+    name = model or (_only(listed, url) if url else None)
+    wanted = routes_of(keys, route if route or keys or not name else _only_route(name, listed))
+    targets: list[Target | Launch] = [launch.toolkit(key, *options) for key in keys]
+    routes = {key: wanted[key] for key in keys}
+    if url:
+        targets.append(Target(url, name or "", label=model or "server", api_key=api_key))
+        routes[model or "server"] = next(iter(wanted.values()))
+    for one in peers:
+        label = f"{one} (peer)" if one in routes else one
+        started, routes[label] = peer(one, set(wanted.values()), label)
+        targets.append(started)
+    return targets, routes
+
+
+def _workloads(routes: Mapping[str, str], path: Path | None, seed: int) -> dict[str, Workload]:
+    """A workload for each label, the same for all of one route."""
+    used = set(routes.values())
+    if path and len(used) > 1:
+        raise BadRequest("A workload of one's own is for one route; bench the keys apart.", param="workload")
+    made = {route: from_path(path, route, seed) if path else default(route, seed) for route in used}
+    return {label: made[route] for label, route in routes.items()}
 
 
 def _planner(find: Literal["knee", "rate"], slos: Mapping[str, float], route: str) -> Planner:

@@ -85,6 +85,24 @@ def run(
 
       toolkit bench whisper_tiny_en kokoro --concurrency 1,4,8,32 --peers faster-whisper,kokoro-onnx --budget 14
     """
+    _run(**locals())
+
+
+def _run(
+    *,
+    keys: list[str] | None,
+    url: str | None,
+    concurrency: str,
+    rate: str | None,
+    budget: float | None,
+    find: str | None,
+    slo: list[str] | None,
+    peers: str | None,
+    route: str | None,
+    out: Path,
+    **others: Any,
+) -> None:
+    """The options as the bench takes them, the run, and its reports."""
     from perf.bench import run_bench
 
     if not keys and not url:
@@ -93,24 +111,15 @@ def run(
         keys=keys or [],
         url=url,
         route=console.choice(route, ROUTES, "--route"),
-        model=model,
         concurrency=numbers(concurrency, int, "--concurrency"),
         rate=numbers(rate, float, "--rate") if rate else (),
-        requests=requests,
-        repeats=repeats,
-        peers=console.split([peers]) if peers else (),
-        workload=workload,
-        slos=_limits(slo or []),
-        ignore_eos=ignore_eos,
-        steady=steady,
         budget=60 * budget if budget else None,
-        verify=verify,
-        seed=seed,
-        out=out,
-        resume=resume,
         find=console.choice(find, ("knee", "rate"), "--find"),  # type: ignore[arg-type]
-        experimental=experimental,
+        slos=_limits(slo or []),
+        peers=console.split([peers]) if peers else (),
+        out=out,
         say=console.say,
+        **others,
     )
     _write(done, out)
 
