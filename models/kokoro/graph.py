@@ -13,6 +13,7 @@ from models.kokoro.g2p import G2P
 from models.kokoro.modules import Kokoro
 from models.kokoro.nodes import FrameHalf, Manner, Noise, TextHalf
 from models.kokoro.request import Deployment, SpeakKnobs
+from models.kokoro.swift import SwiftFrameHalf
 from models.kokoro.voices import Voices
 from serving.core.contract import Edge, Emit, Graph, Options, Packed, Piece, Steps, Task
 from serving.core.streams import Each, Whole
@@ -49,10 +50,11 @@ class KokoroPort:
         self.net, self.d, self.device = net, deployment, options.device
         self._voices, self._g2p = voices, g2p
         self.modules = {"kokoro": net}
+        frames = SwiftFrameHalf(net) if cpu and options.profile != "exact" else net.frame_half
         nodes = (
             TextHalf(net, deployment.text_buckets, rows, captured),
             Noise(net, options.device),
-            FrameHalf(net, deployment.frame_buckets, rows, captured),
+            FrameHalf(net, deployment.frame_buckets, rows, captured, frames),
         )
         self.graph = Graph({node.name: node for node in nodes}, EDGES, {}, WALKS)
 

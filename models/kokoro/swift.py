@@ -15,15 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.components.fourier import FourierConv1d, Workspace
+from models.components.layers.fourier import FourierConv1d, Workspace
 from models.kokoro.layers import AdaIN1d, Span
+from models.kokoro.modules import Kokoro
 from models.kokoro.vocoder import Generator, SnakeBlock
 
 LEAD, TAIL = 32, 256  # zero rows before and after what a convolution reads
 SLICE = 2048  # rows that an elementwise pass works on at a time
-TILES = {3: 16, 7: 24, 11: 32}  # taps -> tile
-WIDE_TILES = {3: 12, 7: 16, 11: 24}  # where weights, which grow with the tile, are what is read most
+TILES = {3: 12, 7: 24, 11: 32}  # taps -> tile: the fastest of those tried on two cores
+WIDE_TILES = {3: 12, 7: 24, 11: 24}  # where weights, which grow with the tile, are what is read most
 WIDE = 256  # channels
+
+
+def bias(conv: nn.Conv1d | nn.ConvTranspose1d) -> Tensor:
+    """The bias, which every convolution here has."""
+    assert conv.bias is not None
+    return conv.bias.detach()
 
 
 def convolution(conv: nn.Conv1d, alpha: Tensor, *, biased: bool) -> FourierConv1d:
@@ -31,8 +38,8 @@ def convolution(conv: nn.Conv1d, alpha: Tensor, *, biased: bool) -> FourierConv1
     wide = conv.in_channels >= WIDE
     taps = conv.kernel_size[0]
     tile = (WIDE_TILES if wide else TILES)[taps]
-    bias = conv.bias if biased else None
-    return FourierConv1d(conv.weight / alpha, bias, conv.dilation[0], tile, 256 if wide else 64)
+    kept = bias(conv) if biased else None
+    return FourierConv1d(conv.weight.detach() / alpha.detach(), kept, conv.dilation[0], tile, 256 if wide else 64)
 
 
 class Norm:
@@ -75,8 +82,9 @@ class Pair(NamedTuple):
     conv2: FourierConv1d
 
 
-def pairs(block: SnakeBlock) -> list[Pair]:
+def pairs(block: nn.Module) -> list[Pair]:
     """A block's three pairs of convolutions with what stands before each."""
+    assert isinstance(block, SnakeBlock)
     layers = (block.adain1, block.alpha1, block.convs1, block.adain2, block.alpha2, block.convs2)
     return [
         Pair(
@@ -92,12 +100,13 @@ def pairs(block: SnakeBlock) -> list[Pair]:
 class Up:
     """A transposed convolution with taps = 2 x stride as two matrix products."""
 
-    def __init__(self, conv: nn.ConvTranspose1d) -> None:
+    def __init__(self, conv: nn.Module) -> None:
+        assert isinstance(conv, nn.ConvTranspose1d)
         self.stride, self.pad, self.outputs = conv.stride[0], int(conv.padding[0]), conv.out_channels
-        weight = conv.weight.permute(0, 2, 1)  # [C, K, O]
+        weight = conv.weight.detach().permute(0, 2, 1)  # [C, K, O]
         self.now = weight[:, : self.stride].flatten(1).contiguous()
         self.before = weight[:, self.stride :].flatten(1).contiguous()
-        self.bias = conv.bias
+        self.bias = bias(conv)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, C] -> [T * stride, O]."""
@@ -110,10 +119,11 @@ class Up:
 class Down:
     """A strided convolution of few channels as one matrix product over its windows."""
 
-    def __init__(self, conv: nn.Conv1d) -> None:
+    def __init__(self, conv: nn.Module) -> None:
+        assert isinstance(conv, nn.Conv1d)
         self.taps, self.stride, self.pad = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
-        self.weight = conv.weight.permute(2, 1, 0).flatten(0, 1).contiguous()  # [K C, O]
-        self.bias = conv.bias
+        self.weight = conv.weight.detach().permute(2, 1, 0).flatten(0, 1).contiguous()  # [K C, O]
+        self.bias = bias(conv)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, C] -> [T', O]."""
@@ -133,12 +143,12 @@ class SwiftGenerator:
         self.noise_blocks = [pairs(block) for block in generator.noise_res]
         self.blocks = [pairs(block) for block in generator.resblocks]
         layers = [f for block in (*generator.noise_res, *generator.resblocks) for f in _norms(block)]
-        self.style_weight = torch.cat([layer.fc.weight for layer in layers])
-        self.style_bias = torch.cat([layer.fc.bias for layer in layers])
+        self.style_weight = torch.cat([layer.fc.weight.detach() for layer in layers])
+        self.style_bias = torch.cat([layer.fc.bias.detach() for layer in layers])
         at = 0
         for norm in self._norms():
             norm.at, at = at, at + norm.width
-        self.post = generator.conv_post.weight.permute(1, 2, 0).flatten(1).contiguous()  # [C, K O]
+        self.post = generator.conv_post.weight.detach().permute(1, 2, 0).flatten(1).contiguous()  # [C, K O]
 
     def _norms(self) -> Iterator[Norm]:
         for block in (*self.noise_blocks, *self.blocks):
@@ -147,7 +157,7 @@ class SwiftGenerator:
 
     def __call__(self, x: Tensor, style: Tensor, source: Tensor) -> Tensor:
         """x [V, C], style [S], source [steps + 1, bins] -> audio [samples]."""
-        generator, each = self.generator, self.generator.blocks_a_stage
+        each = self.generator.blocks_a_stage
         gains = torch.addmv(self.style_bias, self.style_weight, style)
         for i, up in enumerate(self.ups):
             x = up(F.leaky_relu(x, 0.1))
@@ -183,7 +193,7 @@ class SwiftGenerator:
         conv = self.generator.conv_post
         taps, outputs, count = conv.kernel_size[0], conv.out_channels, len(x)
         each = F.pad((x @ self.post).view(count, taps, outputs), (0, 0, 0, 0, taps // 2, taps // 2))
-        found = sum((each[i : i + count, i] for i in range(1, taps)), each[:count, 0] + conv.bias)
+        found = torch.stack([each[i : i + count, i] for i in range(taps)]).sum(0) + bias(conv)
         magnitude, phase = found.t()[None].chunk(2, 1)
         span = Span.of(torch.tensor([count]), count)
         return self.generator.spectrum.inverse_transform(magnitude.exp(), phase.sin(), span)[0]
@@ -191,3 +201,26 @@ class SwiftGenerator:
 
 def _norms(block: SnakeBlock) -> list[AdaIN1d]:
     return [*block.adain1, *block.adain2]
+
+
+class SwiftFrameHalf:
+    """`Kokoro.frame_half`, its generator row by row at their true lengths. For one thread at a time."""
+
+    def __init__(self, net: Kokoro) -> None:
+        self.net = net
+        self.generator = SwiftGenerator(net.decoder.generator)
+
+    def __call__(self, prosody: Tensor, text: Tensor, lengths: Tensor, style: Tensor, noise: Tensor) -> Tensor:
+        """As `Kokoro.frame_half`."""
+        x, f0 = self.net.trunk(prosody, text, lengths, style)
+        audio = x.new_zeros(len(x), noise.shape[2])
+        timbre = style[:, : self.net.config.style_dim]
+        each = self.net.config.samples_per_frame
+        for i, frames in enumerate(lengths.tolist()):
+            if frames:  # a row of padding has none
+                values = 2 * frames
+                excited = noise[i : i + 1, :, : frames * each]
+                count = torch.tensor([values])
+                source = self.net.decoder.generator.source(f0[i : i + 1, :values], excited, count)
+                audio[i, : frames * each] = self.generator(x[i, :, :values].t().contiguous(), timbre[i], source[0].t())
+        return audio

@@ -9,6 +9,7 @@ Activations are channels last, so that windows are strided views and channels ar
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,8 +21,10 @@ def transforms(tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     Rows are the products of each frequency: one where the spectrum of real numbers is real, else Gauss's three.
     """
-    n = np.arange(tile)
-    data, kernel, result = [np.ones(tile)], [np.ones(tile)], [np.full(tile, 1 / tile)]
+    n, one = np.arange(tile), np.ones(tile)
+    data: list[np.ndarray] = [one]
+    kernel: list[np.ndarray] = [one]
+    result: list[np.ndarray] = [one / tile]
     for k in range(1, (tile + 1) // 2):
         c, s = np.cos(2 * np.pi * k * n / tile), np.sin(2 * np.pi * k * n / tile)
         data += [c - s, c, -s]
@@ -102,7 +105,7 @@ class FourierConv1d:
             rows = to[first * self.step : (first + size) * self.step].view(size, self.step, self.outputs)
             rows.baddbmm_(self.inverse_matrix.expand(size, -1, -1), points)
 
-    def _points(self, x: Tensor, count: int, work: Workspace):  # type: ignore[no-untyped-def]
+    def _points(self, x: Tensor, count: int, work: Workspace) -> Iterator[tuple[int, int, Tensor]]:
         """Groups of tiles: the first tile, how many, and the spectrum of their result [size, M, O]."""
         tiles, points = self.tiles(count), len(self.weight)
         row = self.dilation * self.inputs
