@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.whisper import media
 from models.whisper.config import WhisperConfig
 from models.whisper.languages import LANGUAGES
+from models.whisper.media import Sound
 from models.whisper.modules import Whisper
 from models.whisper.nodes import Aligner, Decoder, Encoder
 from models.whisper.request import TranscribeKnobs
@@ -51,7 +51,7 @@ class WhisperPort:
         assert isinstance(audio, Audio)
         assert isinstance(knobs, TranscribeKnobs)
         self._check(knobs)
-        mel = media.features(media.samples_of(audio), self.config.n_mels)
+        sound = Sound(audio, self.config.n_mels)
         initial = self.tokenizer.encode(f" {knobs.prompt.strip()}", "prompt") if knobs.prompt else []
         prefix = self.tokenizer.encode(f" {knobs.prefix.strip()}", "prefix") if knobs.prefix else []
         if len(prefix) >= self.config.n_text_ctx // 2:
@@ -59,7 +59,7 @@ class WhisperPort:
                 f"The prefix has {len(prefix)} tokens; at most {self.config.n_text_ctx // 2 - 1} fit.", param="prefix"
             )
         rules = rules_of(self.tokenizer, self.config, knobs)
-        job = Job(self.config, self.tokenizer, knobs, mel, initial, prefix, rules)
+        job = Job(self.config, self.tokenizer, knobs, sound, initial, prefix, rules)
         job.lanes = self.lanes if knobs.windowing == "parallel" else 1
         return job
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,14 +29,23 @@ from serving.core.contract import Emit, Need, Packed, Piece, Segment, Steps
 Part = Generator[Piece | Emit, Packed | None, "Decoded"]
 
 
+class Heard(Protocol):
+    """A recording: `content` mel frames of sound, and 30 s of silence after them."""
+
+    content: int
+
+    def mel(self, start: int, stop: int) -> Tensor:
+        """Log-mel [n_mels, stop - start]."""
+
+
 @dataclass(slots=True)
 class Job:
-    """A prepared request. `mel` [n_mels, content + 3000]: 30 s of silence follow the sound."""
+    """A prepared request."""
 
     config: WhisperConfig
     tokenizer: Tokenizer
     knobs: TranscribeKnobs
-    mel: Tensor
+    sound: Heard
     initial: list[int]  # the user's prompt
     prefix: list[int]
     rules: Rules
@@ -46,7 +56,7 @@ class Job:
     @property
     def content(self) -> int:
         """Mel frames of sound."""
-        return self.mel.shape[1] - FRAMES
+        return self.sound.content
 
     @property
     def start(self) -> tuple[int, ...]:
@@ -55,7 +65,7 @@ class Job:
     def padded(self, window: Window) -> np.ndarray:
         """The window's mel, [1, n_mels, 3000]; what is not sound is 0."""
         out = np.zeros((1, self.config.n_mels, FRAMES), np.float32)
-        out[0, :, : window.size] = self.mel[:, window.seek : window.seek + window.size]
+        out[0, :, : window.size] = self.sound.mel(window.seek, window.seek + window.size)
         return out
 
 
@@ -97,7 +107,7 @@ def transcribe(job: Job) -> Steps:
 def spans(job: Job) -> Iterator[tuple[int, int]]:
     """The clips, cut into stretches of at most a window where it is quiet."""
     for seek, stop in clips(job):
-        yield from quiet_spans(job.mel, seek, stop)
+        yield from quiet_spans(job.sound.mel, seek, stop)
 
 
 def detect(job: Job) -> Generator[Piece | Emit, Packed | None, str]:
