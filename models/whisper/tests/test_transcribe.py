@@ -86,7 +86,7 @@ def ours(port, script, mel, knobs):
             segments += item.items.values if item.port == "segments" else []
         elif item.walk == "window":
             prompt = item.inputs["decoder.prompt"].values.tolist()
-            value = script.answer(item.inputs["encoder.mel"].values[0], prompt, item.knobs.temperature)
+            value = script.answer(item.inputs["encoder.window"].values["mel"][0], prompt, item.knobs.temperature)
         else:
             n = len(item.inputs["aligner.text"].values)
             value = Packed.one({"scores": np.zeros((n, 1, 4), np.float32), "next": np.zeros(n, np.float32)})
