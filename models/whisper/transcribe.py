@@ -18,7 +18,7 @@ from torch import Tensor
 from models.whisper.config import FRAMES, FRAMES_PER_SECOND, WhisperConfig
 from models.whisper.nodes import Attempt, Heard
 from models.whisper.parallel import quiet_spans, together
-from models.whisper.profiles import Profile
+from models.whisper.profiles import PROFILES, Profile
 from models.whisper.request import APPEND, PREPEND, TranscribeKnobs
 from models.whisper.rules import Rules, banned, only
 from models.whisper.segments import FRAMES_PER_STEP, Cut, Decoded, Window, cut, finished, last_word_end, place
@@ -56,7 +56,7 @@ class Job:
     language: str = "en"
     attempts: int = 0
     lanes: int = 1  # stretches of the sound that are transcribed at once
-    profile: Profile = Profile()
+    profile: Profile = PROFILES["exact"]
     full_windows: int = 0  # how often a trimmed window was not trusted and was heard in full
 
     @property
