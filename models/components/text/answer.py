@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from models.components.text.detokenize import Detokenizer, Vocabulary
@@ -14,6 +14,14 @@ from models.components.text.tool_calls import Call, ToolCalls
 from serving.core.contract import Delta, TokenLogprob, ToolCall
 
 NOTHING = Delta()
+
+
+def described(
+    vocabulary: Vocabulary, token: int, logprob: float, top: Iterable[tuple[int, float]] = ()
+) -> TokenLogprob:
+    """A token's log-probability; `top`: the likeliest ones in its place with theirs."""
+    others = tuple(TokenLogprob(other, vocabulary.shown(other), value) for other, value in top)
+    return TokenLogprob(token, vocabulary.shown(token), logprob, others)
 
 
 @dataclass(slots=True)

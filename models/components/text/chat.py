@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from models.base import Knobs
 from models.components.text import grammar
@@ -64,7 +64,16 @@ class AsSchema(_Part):
 
 Format = Annotated[AsText | AsObject | AsSchema, Field(discriminator="type")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Stop = Annotated[str, Field(min_length=1)]
+Stops = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(max_length=4, description="text that ends the answer and is no part of it; one may stand alone"),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value)),
+]
+
+
+def _tuple(value: Any) -> Any:
+    """A list as the tuple that strict validation wants of Python values."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 class ChatKnobs(Knobs):
@@ -79,7 +88,7 @@ class ChatKnobs(Knobs):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     logit_bias: dict[str, Bias] = Field(default_factory=dict, description="token id -> what is added to its logit")
-    stop: Stop | Annotated[tuple[Stop, ...], Field(max_length=4)] = ()
+    stop: Stops = ()
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20, description="needs logprobs")
     response_format: Format = AsText(type="text")
@@ -111,10 +120,6 @@ class ChatKnobs(Knobs):
             chosen = self.tool_choice.function.name
             raise ValueError(f'tool_choice names no tool "{chosen}".{nearest(chosen, names)}')
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     def sampling(self) -> SamplingParams:
         """For `serving.resources.Sampler`."""

@@ -30,7 +30,7 @@ def rules(knobs, **options):
 
 def test_openais_defaults_change_nothing():
     assert made().sampling() == SamplingParams(temperature=1.0)
-    assert (made().stops, made().callable, rules(made())) == ((), {}, None)
+    assert (made().stop, made().callable, rules(made())) == ((), {}, None)
 
 
 def test_sampling_takes_every_parameter():
@@ -64,8 +64,8 @@ def test_what_is_refused(fields, says):
 
 
 def test_one_stop_string_may_stand_alone():
-    assert made(stop="\n").stops == ("\n",)
-    assert made(stop=["a", "b"]).stops == ("a", "b")
+    assert made(stop="\n").stop == ("\n",)
+    assert made(stop=["a", "b"]).stop == ("a", "b")
 
 
 def test_none_hides_the_tools_and_a_name_leaves_one():
