@@ -128,6 +128,8 @@ class ToolCalls:
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
         """(text, calls) that this text completes. A call comes whole, with its closing tag."""
+        if not self._held and not self._after and OPEN[0] not in text and text == text.rstrip():
+            return text, []
         text, self._held = self._held + text, ""
         said: list[str] = []
         calls: list[Call] = []
