@@ -173,6 +173,27 @@ async def test_what_cannot_be_kept_to_is_refused(fields, param):
     assert error["message"]
 
 
+async def generated(http, **fields):
+    response = await http.post("/generate", json={"model": "parrot", "text": "Hello", "seed": 5, **fields})
+    assert response.status_code == 200, response.text
+    deltas = response.json()["outputs"]["text"]
+    return "".join(d["text"] for d in deltas), [one for d in deltas for one in d["logprobs"]], response.json()["info"]
+
+
+async def test_generate_goes_on_with_a_text_and_tells_what_its_choice_saw():
+    asked = {"max_tokens": 20, "top_k": 1, "return_logprobs": True, "top_logprobs": 2}
+    async with served() as http:
+        text, none, info = await generated(http, max_tokens=20)
+        greedy, raw, _ = await generated(http, **asked)
+        same, processed, _ = await generated(http, **asked, logprobs_mode="processed")
+    assert (none, info["output_tokens"]) == ([], 20)
+    assert text != greedy == same
+    assert all(one["logprob"] < -0.01 for one in raw)
+    assert all(one["logprob"] == 0 for one in processed), "of one token that is left"
+    assert [one["id"] for one in raw] == [one["top"][0]["id"] for one in raw]
+    assert bytes(byte for one in raw for byte in one["data"]).decode() == greedy
+
+
 def test_the_openai_client_parses_and_calls():
     with live(app_of()) as url, openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0) as sdk:
         messages = [{"role": "user", "content": "Hello"}]

@@ -14,14 +14,20 @@ from models.components.text.tool_calls import Call, ToolCalls
 from serving.core.contract import Delta, TokenLogprob, ToolCall
 
 NOTHING = Delta()
+LEAST = -9999.0
 
 
 def described(
     vocabulary: Vocabulary, token: int, logprob: float, top: Iterable[tuple[int, float]] = ()
 ) -> TokenLogprob:
-    """A token's log-probability; `top`: the likeliest ones in its place with theirs."""
-    others = tuple(TokenLogprob(other, vocabulary.shown(other), value) for other, value in top)
-    return TokenLogprob(token, vocabulary.shown(token), logprob, others)
+    """A token's log-probability; `top`: the likeliest ones in its place with theirs.
+
+    JSON has no infinity: the token's is at least `LEAST`, as OpenAI has it, and what is impossible is left out of
+    `top`.
+    """
+    likely = ((other, value) for other, value in top if value > LEAST)
+    others = tuple(TokenLogprob(other, vocabulary.shown(other), value) for other, value in likely)
+    return TokenLogprob(token, vocabulary.shown(token), max(logprob, LEAST), others)
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from models.components.text.answer import ChatAnswer, described
-from models.components.text.chat import ChatKnobs
+from models.components.text.chat import ChatKnobs, TextKnobs
 from models.components.text.detokenize import Vocabulary
 from models.components.text.grammar import Grammars
 from models.components.text.reasoning import Reasoning
 from models.components.text.tests import words
-from models.components.text.tool_calls import JsonMarkup, ToolCalls
+from models.components.text.tool_calls import JsonMarkup, ToolCalls, Tools
 from models.components.text.writer import Writer, joined
 from serving.core.contract import (
     Card,
@@ -33,7 +33,15 @@ from serving.core.contract import (
 from serving.core.streams import Available, Whole
 from serving.resources import Sampler
 
-CARD = Card("parrot", "fake", "Chats at random", {"chat": ChatKnobs}, "Apache-2.0", "recipe", experimental=False)
+CARD = Card(
+    "parrot",
+    "fake",
+    "Chats at random",
+    {"chat": ChatKnobs, "generate": TextKnobs},
+    "Apache-2.0",
+    "recipe",
+    experimental=False,
+)
 EDGES = (
     Edge("client.prompt", "lm.prompt", Whole()),
     Edge("lm.text", "client.text", Available()),
@@ -47,10 +55,12 @@ MARKUP = JsonMarkup()
 class Job:
     """A prepared conversation."""
 
-    knobs: ChatKnobs
+    knobs: ChatKnobs | TextKnobs
     prompt: np.ndarray
-    grammar: str | None
-    thinking: bool
+    logprobs: bool
+    tools: Tools
+    grammar: str | None = None
+    thinking: bool = False
 
 
 class Table(Node):
@@ -77,7 +87,7 @@ class Table(Node):
                 vocabulary,
                 stops=knobs.stop,
                 reasoning=Reasoning(inside=job.thinking),
-                calls=ToolCalls(MARKUP, knobs.callable) if knobs.callable else None,
+                calls=ToolCalls(MARKUP, job.tools) if job.tools else None,
                 token_ids=knobs.return_token_ids,
             ),
             {words.end()},
@@ -96,6 +106,8 @@ class Table(Node):
         logits = self.table[self.last[b.slots]]
         tokens = b.use["sampler"](logits)
         self.last[b.slots] = tokens
+        if any(row.knobs.knobs.logprobs_mode == "processed" for row in b.rows):
+            logits = b.use["sampler"].process(logits)  # one mode for all rows: enough here
         logprobs = logits.log_softmax(-1)
         top = logprobs.topk(5)
         return {"token": tokens, "logprob": logprobs.gather(1, tokens[:, None])[:, 0], "ids": top[1], "top": top[0]}
@@ -107,7 +119,7 @@ class Table(Node):
         for i, row in enumerate(b.rows):
             job, writer, token = row.knobs, row.state, int(out["token"][i])
             logprob = None
-            if job.knobs.logprobs:
+            if job.logprobs:
                 pairs = list(zip(out["ids"][i].tolist(), out["top"][i].tolist(), strict=True))[: job.knobs.top_logprobs]
                 logprob = described(self.parrot.vocabulary, token, float(out["logprob"][i]), pairs)
             done[i] = writer.take(token, sampler, row.slot, logprob)
@@ -135,12 +147,14 @@ class Parrot:
 
     def prepare(self, task):
         knobs = task.knobs
+        if task.kind == "generate":
+            return Job(knobs, np.array(words.encode(task.inputs["text"])), knobs.return_logprobs, {})
         thinking = bool(knobs.enable_thinking)
         grammar = knobs.grammar(MARKUP, thinking=thinking)
         if grammar is not None:
             self.grammars.check(grammar, "response_format")
         shown = json.dumps([task.inputs["messages"], knobs.offered], default=str)
-        return Job(knobs, np.array(words.encode(shown)), grammar, thinking)
+        return Job(knobs, np.array(words.encode(shown)), knobs.logprobs, knobs.callable, grammar, thinking)
 
     def in_flight(self, job):
         return 1
