@@ -21,11 +21,13 @@ import chatterbox.models.t3.modules.cond_enc as cond_enc
 import chatterbox.models.t3.t3 as reference
 import chatterbox.models.tokenizers.tokenizer as tokenizers_module
 import chatterbox.models.voice_encoder.voice_encoder as voice_encoder
+import librosa
 import numpy as np
 import torch
 from chatterbox import mtl_tts, tts, tts_turbo
 from chatterbox.models.t3.modules.perceiver import Perceiver
 from chatterbox.models.t3.modules.t3_config import T3Config
+from threadpoolctl import threadpool_limits
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
@@ -65,6 +67,8 @@ CASES = {
     },
     "speaker": {"kind": "speaker", "seconds": 3.3, "seed": 4},
     "speaker_short": {"kind": "speaker", "seconds": 0.9, "seed": 4},
+    "clip": {"kind": "clip", "rate": 44100, "seconds": 5.5, "seed": 6},
+    "clip_low": {"kind": "clip", "rate": 16000, "seconds": 6.2, "seed": 7},
     "text": {"kind": "text"},
     "analyser": {
         "kind": "analyser",
@@ -284,19 +288,39 @@ def record_t3(case: Recording) -> None:
     case.outputs(tokens=tokens)
 
 
+def clip(case: Recording, rate: int) -> np.ndarray:
+    """A voice-like sound with silent ends, float32 [T]; an input of the case."""
+    count = int(case.config["seconds"] * rate)
+    t = np.arange(count) / rate
+    voiced = sum(np.sin(2 * np.pi * k * 130 * t + 3 * np.sin(2 * np.pi * 2.3 * t)) / k for k in range(1, 9))
+    hiss = uniform(words(case), count) - 0.5
+    inside = (t > 0.2) & (t < case.config["seconds"] - 0.2)
+    sound = (0.2 * voiced * inside + 0.001 * hiss).astype(np.float32)
+    case.inputs(sound=torch.from_numpy(sound))
+    return sound
+
+
+def record_clip(case: Recording) -> None:
+    """A reference clip at the rates that the encoders hear, and as loud as Turbo wants it."""
+    rate = case.config["rate"]
+    sound = clip(case, rate)
+    high = librosa.resample(sound, orig_sr=rate, target_sr=24_000)
+    levelled = tts_turbo.ChatterboxTurboTTS.norm_loudness(None, high, 24_000)
+    case.outputs(at_24k=torch.from_numpy(high), at_16k=torch.from_numpy(at_16k(high)), stride=STRIDE)
+    case.outputs(levelled_16k=torch.from_numpy(at_16k(levelled)), stride=STRIDE)
+
+
+def at_16k(sound: np.ndarray) -> np.ndarray:
+    return librosa.resample(sound, orig_sr=24_000, target_sr=16_000)
+
+
 def record_speaker(case: Recording) -> None:
     """A clip with silent ends to its mel, the embeddings of its parts, and that of the voice."""
     model = voice_encoder.VoiceEncoder().eval()
     recipe = recipe_for(model, case.config["seed"])
     case.recipe(recipe)
     model.load_state_dict(recipe.build())
-    count = int(case.config["seconds"] * 16_000)
-    t = np.arange(count) / 16_000
-    voiced = sum(np.sin(2 * np.pi * k * 130 * t + 3 * np.sin(2 * np.pi * 2.3 * t)) / k for k in range(1, 9))
-    hiss = uniform(words(case), count) - 0.5
-    inside = (t > 0.2) & (t < case.config["seconds"] - 0.2)
-    sound = (0.2 * voiced * inside + 0.001 * hiss).astype(np.float32)
-    case.inputs(sound=torch.from_numpy(sound))
+    sound = clip(case, 16_000)
     parts: list[Tensor] = []
     mels: list[Tensor] = []
 
@@ -305,7 +329,8 @@ def record_speaker(case: Recording) -> None:
         parts.append(out.clone())
 
     hook = model.register_forward_hook(keep)
-    found = model.embeds_from_wavs([sound], sample_rate=16_000)
+    with threadpool_limits(1):  # numpy's products are split by threads, and their sums with them
+        found = model.embeds_from_wavs([sound], sample_rate=16_000)
     hook.remove()
     case.put("taps", {"partials": torch.cat(mels), "parts": torch.cat(parts)})
     case.outputs(embedding=torch.from_numpy(found))
@@ -388,5 +413,6 @@ def record(case: Recording) -> None:
         "speaker": record_speaker,
         "text": record_text,
         "analyser": record_analyser,
+        "clip": record_clip,
     }
     kinds[case.config["kind"]](case)
