@@ -190,7 +190,7 @@ def watch(model: Tiny, found: dict[str, Tensor], states: list[Tensor]) -> None:
 
 def layers(name: str, module: nn.Module) -> bool:
     """The taps inside the encoder."""
-    *_, head, last = name.split(".")
+    head, last = ["", *name.split(".")][-2:]
     return (last.isdigit() and head in ("encoders", "up_encoders")) or last in ("pre_lookahead_layer", "after_norm")
 
 
