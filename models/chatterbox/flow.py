@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.chatterbox.flow_encoder import Encoder
 from models.chatterbox.flow_estimator import Estimator
-from models.chatterbox.s3gen_config import FRAMES_PER_TOKEN, MELS, SPEECH_TOKENS, S3GenConfig
+from models.chatterbox.s3gen_config import MELS, SPEECH_TOKENS, S3GenConfig
 
 GUIDANCE = 0.7  # of plain flow; mean flow has been distilled with it
 
@@ -22,10 +22,10 @@ class Window(NamedTuple):
     tokens: Tensor  # [B, T] int64
     lengths: Tensor  # [B] tokens that are real
     kept: Tensor  # [B] frames that are solved: twice the tokens, less those of the look-ahead
-    prompt: Tensor  # [B, 2T, 80] mel of the prompt, zero behind it
+    prompt: Tensor  # [B, F, 80] mel of the prompt, zero behind it; F <= 2T
     speaker: Tensor  # [B, 192]
-    noise: Tensor  # [B, 80, 2T] where the flow starts
-    whole: bool = False  # every row fills its length, so that nothing is masked
+    noise: Tensor  # [B, 80, F] where the flow starts
+    whole: bool = False  # every row fills T and F, so that nothing is masked
 
 
 class Solver(nn.Module):
@@ -58,7 +58,7 @@ class Solver(nn.Module):
 
 
 class Flow(nn.Module):
-    """Tokens to mel frames [B, 80, 2T]; the prompt's frames come out too."""
+    """Tokens to mel frames [B, 80, F]; the prompt's frames come out too."""
 
     def __init__(self, c: S3GenConfig) -> None:
         super().__init__()
@@ -74,11 +74,12 @@ class Flow(nn.Module):
         return self.encoder_proj(self.encoder(self.input_embedding(w.tokens), mask))
 
     def forward(self, w: Window, steps: int) -> Tensor:
-        """Mel [B, 80, 2T], zero behind a row's `kept` frames."""
-        mu = self.encode(w).transpose(1, 2)
+        """Mel [B, 80, F], zero behind a row's `kept` frames."""
+        frames = w.noise.shape[2]
+        mu = self.encode(w)[:, :frames].transpose(1, 2)
         speaker = self.spk_embed_affine_layer(F.normalize(w.speaker, dim=1))
         around = torch.cat([mu, speaker[..., None].expand_as(mu), w.prompt.transpose(1, 2)], 1)
-        real = torch.arange(FRAMES_PER_TOKEN * w.tokens.shape[1], device=mu.device) < w.kept[:, None]
+        real = torch.arange(frames, device=mu.device) < w.kept[:, None]
         if not w.whole:
             around = around * real[:, None]
         return self.decoder(w.noise, around, real, steps, w.whole)
