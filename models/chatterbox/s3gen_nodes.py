@@ -82,7 +82,7 @@ class FlowNode(Node):
         chunks = b.chunks("tokens")
         if chunks and chunks[0].stop == chunks[0].fresh:
             return
-        length = b.total // b.size
+        length = int(b.units[0]) if b.n else b.total // b.size  # the same for all rows of a step
         kept = [Span.of(chunk, prompt_of(row)).kept for chunk, row in zip(chunks, b.rows, strict=True)]
         frames = kept[0] if self.bucket == 1 and kept else FRAMES_PER_TOKEN * length
         window = self._window(b, length, frames)
@@ -143,8 +143,8 @@ class FlowNode(Node):
 class VocoderNode(Node):
     """Mel frames to samples. Rows of a step have the same number of frames, so that nothing is padded.
 
-    A stream's chunk comes with the last frames of the one before, which are made again and cross-faded into what
-    was held back of that one; its own last frames are held back unless it is final.
+    A stream's chunk comes with the last frames of the one before, which are made again, the last of them cross-faded
+    into what was held back of that one; its own last frames are held back unless it is final.
     """
 
     name = "vocoder"
@@ -173,18 +173,26 @@ class VocoderNode(Node):
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         """Every row's new samples [B, S]; the tables of sound held back and of turns are written last."""
         chunk = b.chunks("mel")[0]  # rows of a step differ in nothing but where their stream stands
-        overlap = self.each * (chunk.fresh - chunk.start)
+        lead, overlap = self._again(chunk)
         held = self.held[b.slots, :overlap]
         if chunk.stop == chunk.fresh:
             return {"pcm": held}
         sound, turns = self._sound(b, b.ins["mel"].values.view(b.n, -1, MELS).transpose(1, 2))
-        sound = torch.cat([joined(held, sound[:, :overlap]), sound[:, overlap:]], 1) if overlap else sound
+        sound = sound[:, lead:]
+        if overlap:
+            sound = torch.cat([joined(held, sound[:, :overlap]), sound[:, overlap:]], 1)
         if chunk.final:
             return {"pcm": sound}
         tail = self.each * min(TAIL, chunk.stop)
         self.held[b.slots, :tail] = sound[:, -tail:]
-        self.turns[b.slots] = turns[:, :, -tail - 1] % 1 if tail < turns.shape[2] else self.turns[b.slots]
+        if tail < turns.shape[2]:
+            self.turns[b.slots] = turns[:, :, -tail - 1] % 1
         return {"pcm": sound[:, :-tail]}
+
+    def _again(self, chunk: Chunk) -> tuple[int, int]:
+        """Samples at the chunk's start that are only led through, and those behind them that are cross-faded."""
+        before = chunk.fresh - chunk.start
+        return self.each * max(0, before - TAIL), self.each * min(TAIL, before)
 
     def _sound(self, b: Batch, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [B, S] and turns [B, 9, S] of frames [B, 80, T]. On a CPU row by row: a batch is no faster there."""
@@ -200,7 +208,7 @@ class VocoderNode(Node):
 
     def _speak(self, mel: Tensor, row: Row, chunk: Chunk) -> tuple[Tensor, Tensor]:
         offsets, noise = self.noise(row, chunk)
-        phase = Phase(self.turns[row.slot][None], offsets[None].to(mel.device))
+        phase = Phase(self.turns[row.slot][None], offsets[None].to(mel.device), self._again(chunk)[0])
         source, turns = self.net.m_source(self.net.pitch(mel), phase, noise[None].to(mel.device))
         return self.net(mel, source), turns
 

@@ -12,6 +12,7 @@ from serving.core.contract import ChunkPolicy, Edge
 from serving.core.streams import Each, Ramp, Whole
 
 TAIL = 8  # frames at a chunk's end that the next one makes again, for the cross-fade
+LEAD = 8  # frames before those, so that pitch and sound have settled by then
 EVERYTHING = 1 << 30
 
 
@@ -47,7 +48,7 @@ class StreamPlan:
 
 def edges(plan: StreamPlan) -> tuple[Edge, ...]:
     """From the speech tokens to the client. Both ramps have the same steps, so that a solve is a vocoder's chunk."""
-    frames = plan.policy(FRAMES_PER_TOKEN, TAIL, 0)
+    frames = plan.policy(FRAMES_PER_TOKEN, LEAD + TAIL, 0)
     return (
         Edge("t3.tokens", "s3gen.tokens", plan.policy(1, plan.context or EVERYTHING, LOOKAHEAD), rate=TOKEN_RATE),
         Edge("s3gen.mel", "vocoder.mel", frames, rate=FRAMES_PER_TOKEN * TOKEN_RATE, device=True),

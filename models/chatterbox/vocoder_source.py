@@ -32,10 +32,11 @@ class PitchPredictor(nn.Module):
 
 
 class Phase(NamedTuple):
-    """Where the sines stand before the first sample."""
+    """Where the sines stand."""
 
-    turns: Tensor  # [B, 9] whole and part turns so far
+    turns: Tensor  # [B, 9] how far they have turned before sample `at`
     offset: Tensor  # [B, 9, 1] radians, drawn once an utterance; the fundamental's is 0
+    at: int = 0  # the samples before it are led up to that
 
 
 class HarmonicSource(nn.Module):
@@ -51,8 +52,9 @@ class HarmonicSource(nn.Module):
         The turns [B, 9, S] of each sine after each sample let a later stretch go on where this one was.
         """
         steps = torch.cat([f0 * i / SAMPLE_RATE for i in range(1, HARMONICS + 1)], 1)
-        steps[:, :, 0] += phase.turns
         turns = torch.cumsum(steps, -1)
+        since = turns[:, :, phase.at - 1] if phase.at else 0
+        turns = turns + (phase.turns - since)[..., None]
         waves = SINE_AMPLITUDE * torch.sin(2 * torch.pi * (turns % 1) + phase.offset)
         voiced = (f0 > VOICED_ABOVE).float()
         amplitude = voiced * NOISE_STD + (1 - voiced) * SINE_AMPLITUDE / 3
