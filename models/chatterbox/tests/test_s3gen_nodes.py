@@ -59,11 +59,12 @@ async def test_padding_changes_next_to_nothing(plan):
     assert compare(exact, padded, "max_abs", 2e-5)
 
 
-async def test_static_buffers_change_nothing():
+async def test_static_buffers_change_next_to_nothing():
     eager = await spoken(UTTERANCES[2], SHORT, bucket=16, rows=1)
     async with Bench(NET, SHORT, rows=2, bucket=16, captured=32, capture="static") as bench:
         assert bench.engine.models["s3gen_test"].nodes["s3gen"].runner.misses == 0
-        np.testing.assert_array_equal(await bench.speak(UTTERANCES[2]), eager)
+        static = await bench.speak(UTTERANCES[2])
+    assert compare(torch.from_numpy(eager), torch.from_numpy(static), "max_abs", 2e-5)
 
 
 async def test_lengths_that_differ_share_one_padded_solve(monkeypatch):
