@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.chatterbox import s3gen_nodes, stream
 from models.chatterbox.flow import Window
 from models.chatterbox.s3gen import S3Gen
 from models.chatterbox.s3gen_config import TURBO, S3GenConfig
 from models.chatterbox.s3gen_noise import Draws
-from models.chatterbox.s3gen_nodes import FlowNode, Span, VocoderNode
 from models.chatterbox.s3gen_weights import converted, s3gen
 from models.chatterbox.stream import StreamPlan
 from models.chatterbox.tests import tiny_s3gen as tiny
