@@ -14,7 +14,7 @@ from models.toy import media
 from models.toy.config import ToyConfig
 from models.toy.modules import Networks
 from models.toy.nodes import BOTH, COND, LM, Codec, Denoise, Listener
-from serving.core.contract import Edge, Emit, Graph, Need, Options, Packed, Piece, Steps, Task
+from serving.core.contract import Edge, Emit, Graph, Need, Options, Packed, Piece, Prefix, Steps, Task
 from serving.core.streams import Each, Frames, Ramp, Whole
 from serving.errors import BadRequest
 from serving.resources import PagedKV, Sampler, StateSlots
@@ -123,7 +123,9 @@ class Toy:
         lanes = BOTH if job.knobs.cfg_weight > 0 else COND
         for text in job.texts:
             need = Need(len(text) + job.knobs.max_new_tokens, lanes)
-            yield Piece("speak", {"lm.prompt": Packed.one(text)}, job.knobs, needs={"kv": need})
+            blank = np.zeros_like(text)  # what the lane without a prompt reads
+            prefix = Prefix("lm", dict(zip(lanes, (text, blank), strict=False)), ("prompt",), grows="token")
+            yield Piece("speak", {"lm.prompt": Packed.one(text)}, job.knobs, needs={"kv": need}, prefix=prefix)
 
     def present(self, port: str, items: Packed) -> Any:
         """Samples stay samples, patches become pixels."""

@@ -115,6 +115,7 @@ class Row:
     chunks: dict[str, Chunk | None] = field(default_factory=dict)  # per input port: what may be taken now
     ended: dict[str, bool] = field(default_factory=dict)  # per input port: no more will come
     state: Any = None
+    reused: int = 0  # first positions of its `Prefix` that the node's resources hold already; known after `begin`
 
 
 @dataclass(slots=True)
@@ -195,11 +196,16 @@ class Node:
         raise NotImplementedError
 
 
+Items = Sequence[int | bytes] | np.ndarray  # one a position: a token id, or the `media_key` of what fills it
+Content = Mapping[str, Items]  # by lane
+
+
 class Resource:
     """State owned by the engine and shared by a model's nodes, held by an *owner*: a request, a piece or a session."""
 
     capacity: int  # amount that owners can hold together
     rollback = True  # a failed step can be undone: its rows may run again
+    stride = 1  # a beginning that is adopted has a multiple of this length
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""
@@ -224,6 +230,16 @@ class Resource:
     def commit(self, b: Batch, kept: np.ndarray) -> None:
         """Count the kept units of a step that was planned for writing, roll the rest back."""
 
+    def known(self, content: Content) -> Sequence[int] | None:
+        """Lengths, ascending, of the beginnings of `content` that are kept; None: any, for only counts depend on it."""
+        return ()
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Let an owner that is bound and has written nothing go on after the first `length` positions, a known one."""
+
+    def publish(self, owner: str, content: Content) -> None:
+        """Keep what the owner holds, which is exactly `content` and committed, for later owners. A copy or a share."""
+
     def release(self, owner: str) -> None:
         """Give everything back. Idempotent; the only way out."""
         raise NotImplementedError
@@ -247,6 +263,27 @@ class Need:
     lanes: tuple[str, ...] = MAIN
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a node's prompt is, so that what an earlier one with the same beginning left behind is used again.
+
+    The engine takes the longest beginning that *all* resources written by the node hold (pages of `PagedKV`, a
+    snapshot of `StateSlots`; samplers and positions only count), lets the piece adopt it, skips its items on the
+    `take` ports, and sets `Row.reused`. At least one position is left to compute. While the prompt is computed, its
+    chunks end at each of `marks`, at its own last whole stride and nowhere new else; there the resources publish it.
+    What the node says on the port `grows` goes on from the prompt, and is published with it when the piece ends.
+
+    A prompt whose positions are not items of a stream (`take` is empty) is skipped by the port: offer what comes
+    after `row.reused`. It is published when the piece ends, of resources that can share it then (not `StateSlots`).
+    """
+
+    node: str
+    content: Content  # all that a position's state depends on: token ids, and media by `serving.resources.media_key`
+    take: tuple[str, ...] = ()  # input ports that hold the prompt, whole, an item a position
+    grows: str | None = None  # output port whose items are token ids, one a position, in every lane
+    marks: tuple[int, ...] = ()  # ends of messages, in positions: taken down to a multiple of every `stride`
+
+
 @dataclass(slots=True)
 class Piece:
     """An ordered part of a request. Outputs reach the client in piece order whatever `in_flight` is."""
@@ -259,6 +296,7 @@ class Piece:
     share: tuple[str, ...] = ()  # labels owned by the request, kept over its pieces
     keep: tuple[str, ...] = ()  # labels owned by the session
     session: str | None = None
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, slots=True)

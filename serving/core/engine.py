@@ -190,6 +190,8 @@ class Engine:
             "requests": len(self._requests),
             "waiting": {key: len(model.waiting) for key, model in self.models.items()},
             "free_slots": {key: len(model.free) for key, model in self.models.items()},
+            "prompt_tokens": {key: model.reuse.asked for key, model in self.models.items()},
+            "reused_tokens": {key: model.reuse.reused for key, model in self.models.items()},
             "sessions": {key: len(model.sessions) for key, model in self.models.items()},
             "steps": {f"{m.key}.{n.name}": n.steps for m in self.models.values() for n in m.nodes.values()},
             "misses": {f"{m.key}.{n.name}": n.runner.misses for m in self.models.values() for n in m.nodes.values()},

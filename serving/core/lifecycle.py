@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from serving.core import admission
+from serving.core import admission, prefixes
 from serving.core.buffer import StreamBuffer
 from serving.core.contract import Emit, Packed, Piece
 from serving.core.graph import split
@@ -145,12 +145,15 @@ class Requests:
                     self._unstarted.discard(request.id)
                 try:
                     self._engine._router.seat(piece)
+                    prefixes.begin(piece)
                 except Exception as error:
                     self.fail(request, _public(error))
 
     def finished(self, seat: Seat) -> None:
         """A seat is done: its piece may be, or its generator may go on."""
         piece, request = seat.piece, seat.piece.request
+        if piece.spec.prefix is not None and piece.spec.prefix.node == seat.node.name:
+            prefixes.end(piece)
         if seat.collect is not None and piece.index in request.awaiting:
             request.awaiting[piece.index] = result(piece)
             self._answer(request)

@@ -132,6 +132,14 @@ class Request:
         return self.live and (self.first_output is not None or self.spoken)
 
 
+@dataclass(slots=True)
+class Reuse:
+    """Positions of prompts, as the metrics count them."""
+
+    asked: int = 0
+    reused: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Yielded:
     """What a generator gave when it was advanced in a host pool."""

@@ -9,7 +9,7 @@ from typing import Any
 from serving.capture import Runner
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
-from serving.core.request import PieceRun, Seat
+from serving.core.request import PieceRun, Reuse, Seat
 from serving.errors import SetupError
 
 
@@ -141,6 +141,7 @@ class ModelRun:
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}
+        self.reuse = Reuse()
         self._paths = [(node, [self.nodes[step] for step in self._path(name)]) for name, node in self.nodes.items()]
 
     def _check_pools(self) -> None:

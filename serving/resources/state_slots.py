@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from serving.core.contract import Batch, Resource
+from serving.core.contract import Batch, Content, Resource
 from serving.errors import SetupError
+from serving.resources.snapshots import Snapshots
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 
@@ -18,15 +19,24 @@ class StateSlots(Resource):
     """Tables [slots + 1, *shape], zeroed when an owner first takes a slot; slot 0 is the sink.
 
     An owner that outlives its slot (a session) takes its state along: it is parked on the host when another
-    owner gets the slot, and put back when the owner is bound again. `owners`: most owners at once.
+    owner gets the slot, and put back when the owner is bound again. `owners`: most owners at once. `snapshots`:
+    bytes of states after known prefixes that are kept on the host, at multiples of `stride` positions.
     """
 
     def __init__(
-        self, *, slots: int, state: Mapping[str, Spec], owners: int | None = None, device: str = "cpu"
+        self,
+        *,
+        slots: int,
+        state: Mapping[str, Spec],
+        owners: int | None = None,
+        device: str = "cpu",
+        snapshots: int = 0,
+        stride: int = 1,
     ) -> None:
-        if slots < 1 or not state:
-            raise SetupError("state slots need at least one slot and one table")
-        self.capacity = owners or slots
+        if slots < 1 or not state or stride < 1:
+            raise SetupError("state slots need at least one slot, one table and a stride of 1")
+        self.capacity, self.stride = owners or slots, stride
+        self.snapshots = Snapshots(snapshots)
         self.tables = {
             name: torch.zeros((slots + 1, *shape), dtype=dtype, device=device) for name, (shape, dtype) in state.items()
         }
@@ -88,6 +98,19 @@ class StateSlots(Resource):
                 table[slot].copy_(state[name])
             else:
                 table[slot].zero_()
+
+    def known(self, content: Content) -> Sequence[int]:
+        """Where snapshots were taken."""
+        return self.snapshots.lengths(content)
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Begin with a snapshot; `length` is one of `known`."""
+        self.restore(owner, self.snapshots.get(content, length))
+
+    def publish(self, owner: str, content: Content) -> None:
+        """Take a snapshot: the owner's state is the one after exactly `content`, and no step of it is in flight."""
+        if self.snapshots.budget and not self.snapshots.known(content):
+            self.snapshots.keep(content, self.save(owner))
 
     def plan(self, b: Batch, *, write: bool) -> Mapping[str, Tensor]:
         return self.tables

@@ -58,7 +58,7 @@ class Bench:
             assert asyncio.get_running_loop().time() < deadline, self.engine.stats()
             await asyncio.sleep(0.005)
         kv = model.graph.resources["kv"]
-        assert kv.pages.free == kv.capacity
+        assert kv.free == kv.capacity
         assert all(not node.live and not node.groups for node in model.nodes.values())
 
 
@@ -191,4 +191,22 @@ async def test_a_full_queue_is_refused_at_once():
             await bench.speak("a")
         for handle in running:
             handle.cancel()
+        await bench.idle()
+
+
+LONG = "a long sentence that many requests begin with, so that it is computed once"
+
+
+@pytest.mark.parametrize("budget", [5, 128])
+async def test_a_prompt_that_was_seen_is_not_computed_again_and_sounds_the_same(budget):
+    """Bit for bit, with guidance and without, and whatever follows the common beginning."""
+    cases = [
+        (LONG + end, {"cfg_weight": w, "seed": 3, "temperature": 1.0}) for end in ("", " or twice") for w in (0.5, 0)
+    ]
+    async with Bench(model={"budget": budget}) as fresh, Bench(model={"budget": budget}) as bench:
+        await bench.speak(LONG, seed=1)
+        before = bench.engine.stats()["reused_tokens"]["toy"]
+        for text, fields in cases:
+            np.testing.assert_array_equal(await bench.speak(text, **fields), await fresh.speak(text, **fields))
+        assert (before, bench.engine.stats()["reused_tokens"]["toy"]) == (0, 3 * 64 + 80)
         await bench.idle()

@@ -80,3 +80,28 @@ def test_capacity_and_release():
 def test_refuses_an_empty_state():
     with pytest.raises(SetupError):
         StateSlots(slots=1, state={})
+
+
+def test_a_snapshot_begins_another_owner_and_the_budget_holds():
+    """One state is 24 bytes; the one used longest ago goes."""
+    state = StateSlots(slots=3, state={"h": ((4,), torch.float32), "n": ((), torch.int64)}, snapshots=60)
+    content = {"main": [1, 2, 3, b"x" * 32, 5, 6]}
+    take(state, 1, "a")
+    for length in (2, 4, 6):
+        state.tables["h"][1] = length
+        state.publish("a", {"main": content["main"][:length]})
+        assert len(state.snapshots) <= 2
+    assert state.known(content) == [4], "2 has made room; after 6 nothing is left to compute"
+    assert state.known({"main": [*content["main"], 7]}) == [4, 6]
+    assert state.known({"main": [1, 2, 3, b"y" * 32, 5, 6]}) == []
+    take(state, 2, "b")
+    state.adopt("b", content, 4)
+    assert state.tables["h"][2].tolist() == [4] * 4
+    assert state.tables["h"][1].tolist() == [6] * 4
+
+
+def test_without_a_budget_there_are_no_snapshots():
+    state = make()
+    take(state, 1, "a")
+    state.publish("a", {"main": [1, 2]})
+    assert state.known({"main": [1, 2, 3]}) == []
