@@ -59,7 +59,7 @@ class Settler:
 
     def unblock(self, seat: Seat) -> None:
         """There is room downstream again."""
-        if seat.blocked and not seat.done:
+        if seat.blocked and not (seat.done or seat.piece.leaving or seat.piece.parked):
             seat.blocked = False
             self.queue(seat)
 

@@ -44,7 +44,7 @@ class StateSlots(Resource):
         self._owner: dict[int, str] = {}
         self._parked: dict[str, dict[str, Tensor]] = {}
 
-    rollback = False
+    rollback, replays = False, True
 
     @property
     def free(self) -> int:
