@@ -66,8 +66,8 @@ class Toy:
         self.resources = {
             "kv": kv,
             "sampler": sampler,
-            "filter": StateSlots(slots=rows, state={"y": ((), torch.float32)}),
-            "memory": StateSlots(slots=rows, state={"h": ((c.memory,), torch.float32)}),
+            "filter": StateSlots(slots=rows, state={"y": ((), torch.float32)}, rollback=True),
+            "memory": StateSlots(slots=rows, state={"h": ((c.memory,), torch.float32)}, rollback=True),
         }
         budget = float(options.model.get("budget", 128))
         nodes = (

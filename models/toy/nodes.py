@@ -60,10 +60,11 @@ class LM(Node):
             return
         prompts, start = b.ins["prompt"], 0
         for i, (units, lanes) in enumerate(zip(b.units.tolist(), b.lanes, strict=True)):
-            if prompts.lengths[i]:
+            chunk = b.taken["prompt"][i]
+            if chunk is not None and units:
                 given = torch.as_tensor(prompts.row(i))
                 ids[start : start + units] = given
-                said = torch.arange(units) + b.taken["prompt"][i].fresh >= self.prompt[b.index[i]]
+                said = torch.arange(chunk.fresh, chunk.stop) >= self.prompt[b.index[i]]
                 ids[start + units : start + units * len(lanes)] = (given * said).repeat(len(lanes) - 1)
             start += units * len(lanes)
 

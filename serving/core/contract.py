@@ -218,6 +218,7 @@ class Resource:
     rollback = True  # a failed step can be undone: its rows may run again
     stride = 1  # a beginning that is adopted has a multiple of this length
     replays = False  # running its tokens again gives the same state
+    partial = False  # it can publish a beginning of what an owner holds, and not only all of it
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""
@@ -271,7 +272,7 @@ class Resource:
         """Let an owner that is bound and has written nothing go on after the first `length` positions, a known one."""
 
     def publish(self, owner: str, content: Content) -> None:
-        """Keep what the owner holds, which is exactly `content` and committed, for later owners. A copy or a share."""
+        """Keep what the owner holds for later owners: committed, it is `content`, or begins with it if `partial`."""
 
     def release(self, owner: str) -> None:
         """Give everything back. Idempotent; the only way out."""

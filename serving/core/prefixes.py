@@ -34,12 +34,13 @@ def end(piece: PieceRun) -> None:
     """The node of the prompt is done: what it said belongs to the beginning of the next turn."""
     prefix = piece.spec.prefix
     held = _held(piece, prefix) if prefix is not None else []
-    if prefix is None or not held or not all(resource.rollback for resource, _ in held):
-        return  # state that cannot be taken back may have run ahead of what was said
+    if prefix is None or not all(resource.partial for resource, _ in held if resource.replays):
+        return  # state that is had whole or not at all may have run ahead of what was said
     stored = max(_length(prefix.content), _length(content(piece, prefix)) - 1)  # the last one may not be written
     whole: Content = {lane: items[:stored] for lane, items in content(piece, prefix).items()}
     for resource, owner in held:
-        resource.publish(owner, whole)
+        if resource.partial:
+            resource.publish(owner, whole)
 
 
 def content(piece: PieceRun, prefix: Prefix) -> Content:

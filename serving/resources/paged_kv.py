@@ -76,7 +76,7 @@ class PagedKV(Resource):
         if min(layers, kv_heads, head_dim, page_size, pages, slots, max_len, window or 1, step) < 1 or not lanes:
             raise SetupError("every size of a paged cache is at least 1, and it has at least one lane")
         self.capacity, self.page_size, self.step = pages, page_size, step
-        self.stride, self.replays = page_size, True
+        self.stride, self.replays, self.partial = page_size, True, True
         self.scale = head_dim**-0.5 if scale is None else scale
         self.names, self.lanes = lanes, {name: i for i, name in enumerate(lanes)}
         self.ring = None if window is None else Ring(window, sinks, page_size, 2 * step)
