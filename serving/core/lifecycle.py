@@ -314,8 +314,8 @@ class Requests:
                 request.model.waiting.remove(piece)
             for seat in piece.seats.values():
                 if not seat.done:
-                    seat.done = True
-                    seat.node.live -= piece.parked is None
+                    seat.node.left(seat)
+                    seat.node.live += piece.parked is not None  # it was not counted
             self._closing.append(piece)
         if not request.advancing:
             self._end_generator(request)

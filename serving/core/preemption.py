@@ -65,7 +65,6 @@ def resume(piece: PieceRun) -> list[Seat]:
     piece.parked = None
     for seat in piece.seats.values():
         seat.row.slot = piece.slot
-        seat.node.cohort = None  # its columns name the slots that the rows had
     _restore(piece, parked, parked.pools)
     for seat in seats:
         seat.node.node.restore(seat.row, parked.nodes[seat.node.name])
