@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -57,8 +57,6 @@ class Parrot(Node):
         return self.LOOP if row.ended["prompt"] else None
 
     def launch(self, b):
-        if (self.left[b.index] == self.fails[b.index]).any():
-            raise ValueError("poison")
         kv, state = b.use["kv"], b.use["state"]["h"]
         drawn = b.use["sampler"](torch.zeros(b.size, VOCAB)).tolist()
         given = [
@@ -74,8 +72,11 @@ class Parrot(Node):
                 state[slot] = mixed(int(state[slot]), int(token))
             pages = kv.layout.table[kv.layout.seqs[i]].repeat(PAGE)
             held = kv.pool.k[0, pages, 0, np.arange(len(pages)) % PAGE, 0][: kv.layout.lengths[i]]
-            self.last[slot] = (int(held.sum()) + 3 * int(state[slot]) + drawn[i]) % VOCAB + 1
-        return {"token": torch.from_numpy(self.last[b.index])}
+            drawn[i] = (int(held.sum()) + 3 * int(state[slot]) + drawn[i]) % VOCAB + 1
+        if (self.left[b.index] == self.fails[b.index]).any():
+            raise ValueError("poison")
+        self.last[b.index] = drawn[: b.n]
+        return {"token": torch.tensor(drawn[: b.n])}
 
     def settle(self, b, out):
         spoke = np.ones(b.n, bool)
@@ -160,7 +161,7 @@ def port(rows, pages, preempt="offload"):
     return Paper((Parrot(sampler, rows, preempt), Voice(), Ear()), EDGES, walks, resources, parts, in_flight=2)
 
 
-@lru_cache(maxsize=None)
+@cache
 def drawn(seed, position):
     u = draws.uniform(draws.keys(seed, 1), np.array([position]))
     return int(sampling.draw(torch.zeros(1, VOCAB), torch.from_numpy(u))[0])

@@ -20,7 +20,9 @@ class FakeNode(SimpleNamespace):
         node.budget = budget
         if cost:
             node.cost = cost
-        super().__init__(node=node, most_rows=rows, most_units=units, packed=cost is None, ahead=0.0, live=0, cohort=None)
+        super().__init__(
+            node=node, most_rows=rows, most_units=units, packed=cost is None, ahead=0.0, live=0, cohort=None
+        )
 
 
 def seat(offer=None, arrived=0.0, live=False, first_output=None, played=0.0):
