@@ -89,7 +89,7 @@ class Recurrence:
 
 
 def _weighted(x: Tensor, weight: Tensor, count: int) -> Tensor:
-    """sum_j weight[j] x[:, j : j + count] of x [N, T, C], one product and one sum after another: the same bits in any step."""
+    """sum_j weight[j] x[:, j : j + count] of x [N, T, C], in one order whatever the step."""
     found = x[:, :count] * weight[0]
     for j in range(1, len(weight)):
         found += x[:, j : j + count] * weight[j]
