@@ -6,6 +6,8 @@ For each value head, with keys of unit length, S <- a S, then S <- S + k (b (v -
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,13 +15,25 @@ from torch import Tensor
 CHUNK = 64
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """One token of each row, outputs [N, Hv, dv]. float32 throughout; `state` [N, Hv, dk, dv] is changed in place.
+class Inputs(NamedTuple):
+    """Of N tokens, float32. Queries are scaled."""
 
-    q, k [N, Hk, dk] with q scaled, v [N, Hv, dv], g, beta [N, Hv].
-    """
+    q: Tensor  # [N, Hk, dk]
+    k: Tensor  # [N, Hk, dk]
+    v: Tensor  # [N, Hv, dv]
+    g: Tensor  # [N, Hv]
+    beta: Tensor  # [N, Hv]
+
+    def at(self, tokens: slice | Tensor) -> Inputs:
+        """Of some of the tokens."""
+        return Inputs(*(x[tokens] for x in self))
+
+
+def recurrent(given: Inputs, state: Tensor) -> Tensor:
+    """One token of each row, outputs [N, Hv, dv]; `state` [N, Hv, dk, dv] is changed in place."""
     n, heads, dk, dv = state.shape
-    q, k = (_spread(x, heads).reshape(-1, dk) for x in (q, k))
+    q, k = (_spread(x, heads).reshape(-1, dk) for x in given[:2])
+    v, g, beta = given[2:]
     decay, state = g.exp().view(-1, 1), state.view(-1, dk, dv)
     read = decay[..., None] * torch.bmm(torch.stack([k, q], 1), state)  # [N Hv, 2, dv]: what is known of k, and of q
     change = (v.reshape(-1, dv) - read[:, 0]) * beta.view(-1, 1)
@@ -27,25 +41,25 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
     return (read[:, 1] + (k * q).sum(-1, keepdim=True) * change).view(n, heads, dv)
 
 
-def recurrent_exact(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+def recurrent_exact(given: Inputs, state: Tensor) -> Tensor:
     """As `recurrent`, without a matrix product: each row's bits are the same among any others."""
-    q, k = (_spread(x, state.shape[1])[..., None] for x in (q, k))  # [N, Hv, dk, 1]
+    q, k = (_spread(x, state.shape[1])[..., None] for x in given[:2])  # [N, Hv, dk, 1]
+    v, g, beta = given[2:]
     state.mul_(g.exp()[..., None, None])
     change = (v - (state * k).sum(-2)) * beta[..., None]
     state.add_(k * change[..., None, :])
     return (state * q).sum(-2)
 
 
-def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, chunk: int = CHUNK) -> Tensor:
-    """All T tokens of one row, outputs [T, Hv, dv], by products over chunks; arguments as `recurrent`, N = T.
+def chunked(given: Inputs, state: Tensor, *, chunk: int = CHUNK) -> Tensor:
+    """All T tokens of one row, outputs [T, Hv, dv], by products over chunks.
 
     `state` [Hv, dk, dv] is changed in place. Within a chunk with running decay G, what the tokens write is U - W S,
     from (I + A) [U, W] = b [v, exp(G) k] with A[i, j] = b_i exp(G_i - G_j) k_i . k_j below the diagonal.
     """
-    count, (heads, _, dv) = len(q), state.shape
+    count, (heads, _, dv) = len(given.q), state.shape
     chunk = min(chunk, count)
-    q, k, v = (_chunks(x, chunk) for x in (q, k, v))  # [H, n, C, d]
-    g, beta = (_chunks(x, chunk) for x in (g, beta))  # [Hv, n, C]
+    q, k, v, g, beta = (_chunks(x, chunk) for x in given)  # [H, n, C, d] and [Hv, n, C]
     total = g.cumsum(-1)
     between = total[..., :, None] - total[..., None, :]
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
@@ -53,8 +67,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     across, seen = (_spread(x @ k.transpose(-1, -2), heads, 0) * decay for x in (k, q))
     grown = total.exp()[..., None]
     q, k = (_spread(x, heads, 0) for x in (q, k))
-    given = torch.cat([v, k * grown], -1) * beta[..., None]
-    solved = torch.linalg.solve_triangular(across * beta[..., None], given, upper=False, unitriangular=True)
+    wanted = torch.cat([v, k * grown], -1) * beta[..., None]
+    solved = torch.linalg.solve_triangular(across * beta[..., None], wanted, upper=False, unitriangular=True)
     written, known = solved.split([dv, k.shape[-1]], -1)
     q, k = q * grown, k * (total[..., -1:] - total).exp()[..., None]
     whole = grown[:, :, -1, :, None]  # [Hv, n, 1, 1]

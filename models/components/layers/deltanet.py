@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.components.layers.delta_rule import chunked, recurrent, recurrent_exact
+from models.components.layers.delta_rule import Inputs, chunked, recurrent, recurrent_exact
 from models.components.layers.norms import GatedRMSNorm, unit
 from models.components.layers.spans import Spans
 
@@ -69,22 +69,21 @@ class Recurrence:
             table[slot] = held[stop - start :]
         return out
 
-    def delta(self, layer: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """The gated delta rule over packed tokens, [T, Hv, dv]; arguments as `delta_rule.recurrent`."""
+    def delta(self, layer: int, given: Inputs) -> Tensor:
+        """The gated delta rule over packed tokens, [T, Hv, dv]."""
         table, singles = self.tables[f"delta.{layer}"], self.spans.singles
-        given = (q, k, v, g, beta)
-        out = torch.zeros_like(v)
+        out = torch.zeros_like(given.v)
         if singles is not None:
             state = singles.take(table)
             rule = recurrent_exact if self.exact else recurrent
-            out[singles.tokens] = rule(*(x[singles.tokens] for x in given), state)
+            out[singles.tokens] = rule(given.at(singles.tokens), state)
             singles.put(table, state)
         if self.exact:
             for slot, token in self.spans.alone():
-                out[token] = recurrent_exact(*(x[token : token + 1] for x in given), table[slot : slot + 1])[0]
+                out[token] = recurrent_exact(given.at(slice(token, token + 1)), table[slot : slot + 1])[0]
         else:
             for slot, start, stop in self.spans.runs:
-                out[start:stop] = chunked(*(x[start:stop] for x in given), table[slot])
+                out[start:stop] = chunked(given.at(slice(start, stop)), table[slot])
         return out
 
 
@@ -121,6 +120,6 @@ class GatedDeltaNet(nn.Module):
         q, k = (unit(part.unflatten(-1, (s.k_heads, s.k_dim))) for part in (q, k))
         g = -self.A_log.float().exp() * self.softplus(a.float() + self.dt_bias)
         beta = self.sigmoid(b).float()
-        found = recur.delta(layer, q * self.scale, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, beta)
+        found = recur.delta(layer, Inputs(q * self.scale, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, beta))
         gated = self.norm(found.to(x.dtype), z.unflatten(-1, (s.v_heads, s.v_dim)))
         return self.out_proj(gated.flatten(1))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.components.layers import deltanet
-from models.components.layers.delta_rule import chunked, recurrent, recurrent_exact
+from models.components.layers.delta_rule import Inputs, chunked, recurrent, recurrent_exact
 from models.components.layers.deltanet import DeltaNetShape, Recurrence
 from models.components.layers.norms import unit
 from models.components.layers.spans import Spans
@@ -30,12 +30,12 @@ def drawn(seed, count, heads, group, dk, dv):
     q, k = unit(normal(count, heads, dk)) * dk**-0.5, unit(normal(count, heads, dk))
     v, state = normal(count, heads * group, dv), normal(heads * group, dk, dv)
     g = -torch.from_numpy(rng.exponential(0.5, (count, heads * group)).astype(np.float32))
-    return (q, k, v, g, torch.sigmoid(normal(count, heads * group))), state
+    return Inputs(q, k, v, g, torch.sigmoid(normal(count, heads * group))), state
 
 
 def one_by_one(rule, tokens, state):
     state = state.clone()[None]
-    return torch.cat([rule(*(x[i : i + 1] for x in tokens), state) for i in range(len(tokens[0]))]), state[0]
+    return torch.cat([rule(tokens.at(slice(i, i + 1)), state) for i in range(len(tokens.q))]), state[0]
 
 
 def by_definition(tokens, state):
@@ -59,7 +59,7 @@ def by_definition(tokens, state):
 def test_chunks_are_the_recurrence(count, shape, chunk, seed):
     tokens, state = drawn(seed, count, *shape)
     expected, after = one_by_one(recurrent, tokens, state)
-    found = chunked(*tokens, state, chunk=chunk)
+    found = chunked(tokens, state, chunk=chunk)
     assert (found - expected).abs().max() <= CLOSE
     assert (state - after).abs().max() <= CLOSE
 
