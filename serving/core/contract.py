@@ -324,6 +324,14 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
+class Video:
+    """Decoded pictures: uint8 frames, shape [T, H, W, 3], at `rate` frames a second."""
+
+    frames: np.ndarray
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """What the API hands a port: decoded media and text by name, and the port's validated knobs."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from models.components.text.detokenize import Detokenizer, Vocabulary
@@ -14,6 +14,20 @@ from models.components.text.tool_calls import Call, ToolCalls
 from serving.core.contract import Delta, TokenLogprob, ToolCall
 
 NOTHING = Delta()
+LEAST = -9999.0
+
+
+def described(
+    vocabulary: Vocabulary, token: int, logprob: float, top: Iterable[tuple[int, float]] = ()
+) -> TokenLogprob:
+    """A token's log-probability; `top`: the likeliest ones in its place with theirs.
+
+    JSON has no infinity: the token's is at least `LEAST`, as OpenAI has it, and what is impossible is left out of
+    `top`.
+    """
+    likely = ((other, value) for other, value in top if value > LEAST)
+    others = tuple(TokenLogprob(other, vocabulary.shown(other), value) for other, value in likely)
+    return TokenLogprob(token, vocabulary.shown(token), max(logprob, LEAST), others)
 
 
 @dataclass(slots=True)
@@ -61,24 +75,24 @@ class ChatAnswer:
         """The next token, the end token too."""
         self.tokens += 1
         text = self._detokenizer.feed(token)
-        start, self._read = self._read, self._read + len(text)
+        start = self._read
+        self._read += len(text)
         if logprob is not None and (text or self._detokenizer.pending):
             self._spans.waiting.append((start, self._read + self._detokenizer.pending, logprob))
-        if self._reasoning is not None and self._reasoning.inside:
-            self.reasoning_tokens += 1
-        thought, said = self._split(text)
+        thought, said = self._split(text) if self._reasoning is not None else ("", text)
         said = self._stops.feed(said)
         calls: Sequence[Call] = ()
         if self._calls is not None:
             said, calls = self._calls.feed(said)
-        return self._delta(thought, said, calls, self._spans.take(self._sent), (token,))
+        logprobs = self._spans.take(self._sent) if self._spans.waiting else ()
+        return self._delta(thought, said, calls, logprobs, (token,) if self._token_ids else ())
 
     def finish(self) -> Delta:
         """What waited for more. Call it once, after the last token."""
-        rest = self._detokenizer.finish()
-        self._read += len(rest)
-        thought, said = self._split(rest)
+        said, thought = self._detokenizer.finish(), ""
+        self._read += len(said)
         if self._reasoning is not None:
+            thought, said = self._reasoning.feed(said)
             more, behind = self._reasoning.finish()
             thought, said = thought + more, said + behind
         said = self._stops.feed(said) + self._stops.finish()
@@ -101,13 +115,19 @@ class ChatAnswer:
         return self._read - held - self._stops.held - self._stops.cut
 
     def _split(self, text: str) -> tuple[str, str]:
-        return ("", text) if self._reasoning is None else self._reasoning.feed(text)
+        """(thought, said) of a token's text; once the thought is over nothing needs to be split."""
+        if self._reasoning is None:
+            return "", text
+        self.reasoning_tokens += self._reasoning.inside
+        found = self._reasoning.feed(text)
+        if self._reasoning.over:
+            self._reasoning = None
+        return found
 
     def _delta(
         self, thought: str, said: str, calls: Sequence[Call], logprobs: tuple[TokenLogprob, ...], ids: tuple[int, ...]
     ) -> Delta:
         self.called += len(calls)
-        ids = ids if self._token_ids else ()
         if not (thought or said or calls or logprobs or ids):
             return NOTHING
         made = tuple(ToolCall(f"call_{secrets.token_hex(12)}", call.name, call.arguments) for call in calls)

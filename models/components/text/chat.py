@@ -1,11 +1,11 @@
-"""What every chat model lets a caller choose: OpenAI's fields, then those that open models add."""
+"""What every language model lets a caller choose: OpenAI's fields, then those that open models add."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from models.base import Knobs
 from models.components.text import grammar
@@ -64,11 +64,20 @@ class AsSchema(_Part):
 
 Format = Annotated[AsText | AsObject | AsSchema, Field(discriminator="type")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Stop = Annotated[str, Field(min_length=1)]
+Stops = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(max_length=4, description="text that ends the answer and is no part of it; one may stand alone"),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple(value)),
+]
 
 
-class ChatKnobs(Knobs):
-    """A conversation goes on. A port subclasses this where it has more, or other defaults."""
+def _tuple(value: Any) -> Any:
+    """A list as the tuple that strict validation wants of Python values."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+class SamplingKnobs(Knobs):
+    """How a text is chosen and where it ends, and what is told of its tokens."""
 
     max_tokens: int | None = Field(None, ge=1, description="of the answer; None: what the context has room for")
     temperature: float = Field(1.0, ge=0, le=2, description="0: the likeliest token")
@@ -79,15 +88,11 @@ class ChatKnobs(Knobs):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     logit_bias: dict[str, Bias] = Field(default_factory=dict, description="token id -> what is added to its logit")
-    stop: Stop | Annotated[tuple[Stop, ...], Field(max_length=4)] = ()
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20, description="needs logprobs")
-    response_format: Format = AsText(type="text")
-    tools: Annotated[tuple[Tool, ...], Field(max_length=128)] = ()
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool = True
-    enable_thinking: bool | None = Field(None, description="think first; None: as the model does by itself")
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="given to the chat template")
+    stop: Stops = ()
+    top_logprobs: int = Field(0, ge=0, le=20, description="the likeliest tokens in each place; needs log-probabilities")
+    logprobs_mode: Literal["raw", "processed"] = Field(
+        "raw", description='"processed": as the choice saw them, after penalties, temperature and cuts'
+    )
     return_token_ids: bool = False
 
     @field_validator("logit_bias")
@@ -97,6 +102,43 @@ class ChatKnobs(Knobs):
             if not name.isascii() or not name.isdigit():
                 raise ValueError(f'"{name}" is no token id')
         return bias
+
+    def sampling(self) -> SamplingParams:
+        """For `serving.resources.Sampler`."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=max(self.top_p, SMALLEST),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={int(name): value for name, value in self.logit_bias.items()},
+        )
+
+
+class TextKnobs(SamplingKnobs):
+    """A text goes on, through `/generate`."""
+
+    return_logprobs: bool = False
+
+    @model_validator(mode="after")
+    def _together(self) -> TextKnobs:
+        if self.top_logprobs and not self.return_logprobs:
+            raise ValueError("top_logprobs needs return_logprobs")
+        return self
+
+
+class ChatKnobs(SamplingKnobs):
+    """A conversation goes on. A port subclasses this where it has more, or other defaults."""
+
+    logprobs: bool = False
+    response_format: Format = AsText(type="text")
+    tools: Annotated[tuple[Tool, ...], Field(max_length=128)] = ()
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    enable_thinking: bool | None = Field(None, description="think first; None: as the model does by itself")
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="given to the chat template")
 
     @model_validator(mode="after")
     def _together(self) -> ChatKnobs:
@@ -111,23 +153,6 @@ class ChatKnobs(Knobs):
             chosen = self.tool_choice.function.name
             raise ValueError(f'tool_choice names no tool "{chosen}".{nearest(chosen, names)}')
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop
-
-    def sampling(self) -> SamplingParams:
-        """For `serving.resources.Sampler`."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=max(self.top_p, SMALLEST),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias={int(name): value for name, value in self.logit_bias.items()},
-        )
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:

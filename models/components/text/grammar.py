@@ -118,4 +118,4 @@ class Constraint:
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
-            raise StepFailed(f"The grammar of the answer failed: {self._matcher.get_error()}")
+            raise StepFailed(f"The grammar of the answer failed: {self._matcher.get_error().splitlines()[0]}")

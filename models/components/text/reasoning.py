@@ -34,6 +34,11 @@ class Reasoning:
     def inside(self) -> bool:
         return self._at is _At.INSIDE
 
+    @property
+    def over(self) -> bool:
+        """Whether everything from now on is said."""
+        return self._at is _At.OUTSIDE
+
     def feed(self, text: str) -> tuple[str, str]:
         """(thought, said) that this text completes."""
         if self._at is _At.OUTSIDE:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 
 def overlap(text: str, tag: str) -> int:
@@ -24,6 +25,8 @@ class StopStrings:
         if "" in stops:
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
+        self._whole = _any(self.stops)
+        self._begun = _any({stop[:size] for stop in self.stops for size in range(1, len(stop))}, at_end=True)
         self.found: str | None = None
         self.cut = 0  # characters from the stop on
         self._held = ""
@@ -38,16 +41,27 @@ class StopStrings:
         if not self.stops or self.found is not None:
             return "" if self.found is not None else text
         text = self._held + text
+        if self._whole.search(text):
+            return self._end(text)
+        begun = self._begun.search(text)
+        keep = begun.start() if begun else len(text)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def _end(self, text: str) -> str:
+        """What comes before the stop that is complete first."""
         ends = [(at + len(stop), -len(stop), stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if ends:
-            end, size, self.found = min(ends)
-            self._held, self.cut = "", len(text) - end - size
-            return text[: end + size]
-        keep = max(overlap(text, stop) for stop in self.stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        end, size, self.found = min(ends)
+        self._held, self.cut = "", len(text) - end - size
+        return text[: end + size]
 
     def finish(self) -> str:
         """What waited and turned out not to be a stop."""
         text, self._held = self._held, ""
         return text
+
+
+def _any(texts: Iterable[str], *, at_end: bool = False) -> re.Pattern[str]:
+    """Matches any of these; the leftmost match at the end of a text is the longest one."""
+    choices = "|".join(map(re.escape, sorted(texts)))
+    return re.compile(rf"(?:{choices or '(?!)'})" + (r"\Z" if at_end else ""))

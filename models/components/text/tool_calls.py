@@ -36,6 +36,9 @@ class Call:
 class Markup(Protocol):
     """How a model writes a call between `OPEN` and `CLOSE`."""
 
+    def inside(self, body: str) -> bool:
+        """Whether a value has begun in `body` and not ended: a closing tag there belongs to it."""
+
     def parse(self, body: str, tools: Tools) -> Call | None:
         """The call in `body`; None: it is none, or names no tool."""
 
@@ -45,6 +48,9 @@ class Markup(Protocol):
 
 class JsonMarkup:
     """`{"name": ..., "arguments": {...}}`, as Hermes and Qwen3 write it."""
+
+    def inside(self, body: str) -> bool:
+        return re.sub(r"\\.", "", body).count('"') % 2 == 1
 
     def parse(self, body: str, tools: Tools) -> Call | None:
         try:
@@ -70,6 +76,9 @@ class XmlMarkup:
     FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
     END = "\n</parameter>\n"
     PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
+
+    def inside(self, body: str) -> bool:
+        return body.rfind("<parameter=") > body.rfind("</parameter>")
 
     def parse(self, body: str, tools: Tools) -> Call | None:
         function = self.FUNCTION.fullmatch(body)
@@ -119,10 +128,12 @@ class ToolCalls:
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
         """(text, calls) that this text completes. A call comes whole, with its closing tag."""
+        if not self._held and not self._after and OPEN[0] not in text and text == text.rstrip():
+            return text, []
         text, self._held = self._held + text, ""
         said: list[str] = []
         calls: list[Call] = []
-        while (start := text.find(OPEN)) >= 0 and (end := text.find(CLOSE, start)) >= 0:
+        while (start := text.find(OPEN)) >= 0 and (end := self._end(text, start)) >= 0:
             call = self._markup.parse(text[start + len(OPEN) : end], self._tools)
             end += len(CLOSE)
             said.append(self._say(text[:end] if call is None else text[:start].rstrip()))
@@ -138,6 +149,13 @@ class ToolCalls:
         """Text that waited: a call that never ended, or blank space that is no markup."""
         text, self._held = self._held, ""
         return self._say(text)
+
+    def _end(self, text: str, start: int) -> int:
+        """Where the tag is that closes the call begun at `start`; -1: it has not come."""
+        end = text.find(CLOSE, start)
+        while end >= 0 and self._markup.inside(text[start + len(OPEN) : end]):
+            end = text.find(CLOSE, end + 1)
+        return end
 
     def _say(self, text: str) -> str:
         if self._after:

@@ -77,6 +77,17 @@ def test_what_is_no_call_stays_text(markup, body):
     assert read(markup, text[:-20]) == (text[:-20], [])
 
 
+def test_a_closing_tag_in_a_value_ends_nothing():
+    city = 'x "</tool_call> \\'
+    arguments = json.dumps({"city": city})
+    for markup, body in [
+        (JsonMarkup(), f'{{"name": "weather", "arguments": {arguments}}}'),
+        (XmlMarkup(), f"<function=weather>\n<parameter=city>\n{city}\n</parameter>\n</function>"),
+    ]:
+        text = f"<tool_call>{body}</tool_call>"
+        assert read(markup, text) == read(markup, text, range(len(text))) == ("", [Call("weather", arguments)])
+
+
 @pytest.mark.parametrize(
     ("key", "value", "meant"),
     [
