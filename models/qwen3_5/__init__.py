@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.qwen3_5.request import QwenChatKnobs, QwenGenerateKnobs
+from models.qwen3_5.request import QwenChatKnobs, QwenTextKnobs
 from serving.core.contract import Card, Model, Options
 
 REPOSITORIES = {
@@ -21,7 +21,7 @@ def _card(key: str, repository: str) -> Card:
         key=key,
         family="qwen3_5",
         title=repository.partition("/")[2].replace("-", " "),
-        tasks={"chat": QwenChatKnobs, "generate": QwenGenerateKnobs},
+        tasks={"chat": QwenChatKnobs, "generate": QwenTextKnobs},
         licence="Apache-2.0",
         source=f"a folder with the files of {repository}",
         experimental=True,

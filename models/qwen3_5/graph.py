@@ -22,13 +22,13 @@ from models.components.text.tool_calls import ToolCalls, XmlMarkup
 from models.qwen3_5 import media
 from models.qwen3_5.config import FULL, LINEAR, Qwen35Config
 from models.qwen3_5.modules import Qwen35
-from models.qwen3_5.request import QwenChatKnobs, QwenGenerateKnobs
+from models.qwen3_5.request import QwenChatKnobs, QwenTextKnobs
 from serving.core.contract import Batch, Edge, Graph, Need, Options, Packed, Piece, Prefix, Resource, Steps, Task
-from serving.core.streams import Each
+from serving.core.streams import Available, Each
 from serving.errors import BadRequest
 from serving.resources import PagedKV, Positions, Sampler, StateSlots
 
-EDGES = (Edge("decoder.text", "client.text", Each()), Edge("decoder.info", "client.info", Each()))
+EDGES = (Edge("decoder.text", "client.text", Available()), Edge("decoder.info", "client.info", Each()))
 WALKS = {"answer": ("decoder",)}
 CONTEXT = 8192  # tokens of a request where a deployment sets no other `context`
 BUDGET = 512  # tokens a step: what a chunk of a prompt may hold back the rows that speak
@@ -84,15 +84,16 @@ class Qwen35Port:
 
     def prepare(self, task: Task) -> Job:
         """Messages to tokens, knobs to what the node needs."""
-        knobs = task.knobs
-        assert isinstance(knobs, QwenChatKnobs)
-        prompt = media.prompt_of(task, self.tokenizer)
-        grammar = knobs.grammar(self.markup, thinking=prompt.thinking)
-        if grammar is not None:
-            self.grammars.check(grammar, "tools" if knobs.offered else "response_format")
+        knobs: QwenChatKnobs | QwenTextKnobs = task.knobs
+        prompt, grammar = media.prompt_of(task, self.tokenizer), None
+        if isinstance(knobs, QwenChatKnobs):
+            grammar = knobs.grammar(self.markup, thinking=prompt.thinking)
+            if grammar is not None:
+                self.grammars.check(grammar, "tools" if knobs.offered else "response_format")
         if any(token >= self.config.vocab for token in map(int, knobs.logit_bias)):
             raise BadRequest(f"Token ids end at {self.config.vocab - 1}.", param="logit_bias")
-        wanted = knobs.logprobs or (isinstance(knobs, QwenGenerateKnobs) and knobs.return_logprobs)
+        wanted = knobs.logprobs if isinstance(knobs, QwenChatKnobs) else knobs.return_logprobs
+        ids = {"prompt_token_ids": prompt.ids.tolist()} if knobs.return_token_ids else {}
         turn = Turn(
             prompt=prompt.ids,
             limit=media.limit_of(knobs, len(prompt.ids), self.context),
@@ -102,16 +103,19 @@ class Qwen35Port:
             constraint=None if grammar is None else partial(self.grammars.begin, grammar),
             logprobs=0 if not wanted else PROCESSED if knobs.logprobs_mode == "processed" else RAW,
             top=knobs.top_logprobs,
+            facts={"input_tokens": len(prompt.ids), **ids},
         )
         return Job(turn, prompt.marks)
 
-    def _answer(self, knobs: QwenChatKnobs, thinking: bool) -> ChatAnswer:
-        calls = ToolCalls(self.markup, knobs.callable) if knobs.callable else None
+    def _answer(self, knobs: QwenChatKnobs | QwenTextKnobs, thinking: bool) -> ChatAnswer:
+        """A conversation's answer has thoughts and calls in it; a text is all text."""
+        chat = isinstance(knobs, QwenChatKnobs)
+        tools = knobs.callable if isinstance(knobs, QwenChatKnobs) else {}
         return ChatAnswer(
             self.vocabulary,
-            stops=knobs.stops,
-            reasoning=Reasoning(thinking),
-            calls=calls,
+            stops=knobs.stop,
+            reasoning=Reasoning(thinking) if chat else None,
+            calls=ToolCalls(self.markup, tools) if tools else None,
             token_ids=knobs.return_token_ids,
         )
 

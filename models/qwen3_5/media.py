@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from models.components.text.conversation import ChatTokenizer, Message, Prompt
-from models.components.text.decoder import joined
-from models.qwen3_5.request import QwenChatKnobs, QwenGenerateKnobs
+import numpy as np
+
+from models.components.text.conversation import ChatTokenizer, Prompt
+from models.components.text.writer import joined
+from models.qwen3_5.request import QwenChatKnobs, QwenTextKnobs
 from serving.core.contract import Packed, Task
 from serving.errors import BadRequest
 
 
-def messages_of(task: Task) -> list[Message]:
-    """The conversation of a chat, or a text as its only message."""
-    knobs = task.knobs
-    if task.kind == "chat":
-        return list(task.inputs["messages"])
-    assert isinstance(knobs, QwenGenerateKnobs)
-    if bool(knobs.messages) == bool(task.inputs.get("text")):
-        raise BadRequest('Give "text" or "messages", one of them.', param="messages")
-    return list(knobs.messages) or [{"role": "user", "content": task.inputs["text"]}]
-
-
 def prompt_of(task: Task, tokenizer: ChatTokenizer) -> Prompt:
-    knobs: QwenChatKnobs = task.knobs
-    return tokenizer.prompt(messages_of(task), knobs.offered, **knobs.template)
+    """Of a conversation by the chat template, of a text its own tokens."""
+    knobs = task.knobs
+    if isinstance(knobs, QwenChatKnobs):
+        return tokenizer.prompt(task.inputs["messages"], knobs.offered, **knobs.template)
+    text = task.inputs.get("text")
+    if not text:
+        raise BadRequest("The text is empty.", param="text")
+    return Prompt(np.array(tokenizer.encode(text), np.int64), (), thinking=False)
 
 
-def limit_of(knobs: QwenChatKnobs, prompt: int, context: int) -> int:
+def limit_of(knobs: QwenChatKnobs | QwenTextKnobs, prompt: int, context: int) -> int:
     """Most tokens of the answer. Raises `BadRequest` where prompt and answer do not fit the context."""
     room = context - prompt
     if room < 1 or (knobs.max_tokens or 0) > room:
         raise BadRequest(
-            f"The model's context is {context} tokens: the messages have {prompt}, which leaves "
+            f"The model's context is {context} tokens: the prompt has {prompt}, which leaves "
             f"{max(0, room)} for max_tokens.",
             param="messages" if room < 1 else "max_tokens",
             code="context_length_exceeded",
@@ -43,7 +39,4 @@ def limit_of(knobs: QwenChatKnobs, prompt: int, context: int) -> int:
 
 def shown(port: str, items: Packed) -> Any:
     """Deltas as one, facts as a mapping."""
-    if port == "text":
-        return joined(list(items.values))
-    facts: Mapping[str, Any] = items.values[0]
-    return facts
+    return joined(items.values) if port == "text" else items.values[0]

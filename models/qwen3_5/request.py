@@ -1,21 +1,20 @@
-"""The request's knobs: what every chat model has, and the log-probabilities of `/generate`."""
+"""The request's knobs: what every chat model has."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from models.components.text.chat import ChatKnobs
+from models.components.text.chat import ChatKnobs, TextKnobs
+
+IGNORE = Field(False, description="do not end at an end token: go on to max_tokens")
 
 
 class QwenChatKnobs(ChatKnobs):
     """A conversation goes on. The thought that comes first is `reasoning_content`."""
 
-    logprobs_mode: Literal["raw", "processed"] = Field(
-        "raw", description='"processed": under the distribution that was drawn from, penalties and cuts applied'
-    )
-    ignore_eos: bool = Field(False, description="go on to max_tokens")
+    ignore_eos: bool = IGNORE
 
     @property
     def template(self) -> dict[str, Any]:
@@ -24,8 +23,7 @@ class QwenChatKnobs(ChatKnobs):
         return {**thinking, **self.chat_template_kwargs}
 
 
-class QwenGenerateKnobs(QwenChatKnobs):
-    """An answer to a text, or to `messages` in OpenAI's form."""
+class QwenTextKnobs(TextKnobs):
+    """A text goes on, as it is: no chat template."""
 
-    messages: tuple[dict[str, Any], ...] = Field((), description="a whole conversation instead of a text")
-    return_logprobs: bool = Field(False, description="the log-probability of each token")
+    ignore_eos: bool = IGNORE

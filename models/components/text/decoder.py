@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.components.text.answer import ChatAnswer
+from models.components.text.answer import ChatAnswer, described
 from models.components.text.detokenize import Vocabulary
 from models.components.text.grammar import Constraint
+from models.components.text.writer import Writer
 from serving.core.contract import Batch, Delta, Node, Offer, Packed, Row, Settled, TokenLogprob, Verdict
 from serving.resources import Positions, Sampler, SamplingParams
 
 STEP, DECODE = Offer(("step",)), Offer(("step",), repeats=True)
 RAW, PROCESSED = 1, 2  # log-probabilities before and after the sampler's operations
-Said = list[TokenLogprob | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +34,7 @@ class Turn:
     logprobs: int = 0  # RAW, PROCESSED or neither
     top: int = 0  # likeliest tokens to tell beside each chosen one
     positions: np.ndarray | None = None  # [axes, T] of the prompt, where they are not 0, 1, 2, ...
-
-
-@dataclass(slots=True)
-class Speaker:
-    """Where a row's answer stands."""
-
-    turn: Turn
-    answer: ChatAnswer
-    constraint: Constraint | None
-    reused: int = 0
-    done: bool = False
-
-    def take(self, token: int, logprob: TokenLogprob | None) -> list[Delta]:
-        """What a chosen token adds to the answer; all that waited once it has ended."""
-        turn, answer = self.turn, self.answer
-        found = [answer.feed(token, logprob)]
-        ended = token in turn.ends
-        if self.constraint is not None and not ended:
-            self.constraint.accept(token)
-        self.done = ended or answer.stopped or answer.tokens >= turn.limit
-        if self.done:
-            found.append(answer.finish())
-        return [delta for delta in found if delta != Delta()]
-
-    def facts(self, last: int) -> dict[str, Any]:
-        """Of the whole answer, whose last token is `last`."""
-        return {
-            "input_tokens": len(self.turn.prompt),
-            "output_tokens": self.answer.tokens,
-            "cached_tokens": self.reused,
-            "reasoning_tokens": self.answer.reasoning_tokens,
-            "finish_reason": self.answer.finish_reason(length=last not in self.turn.ends),
-        }
-
-
-@dataclass(slots=True)
-class _Emits:
-    """What a step says: items and how many each row has."""
-
-    deltas: list[Delta] = field(default_factory=list)
-    facts: list[dict[str, Any]] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the port "info", beside those of the answer
 
 
 class Decoder(Node):
@@ -107,16 +67,12 @@ class Decoder(Node):
 
     def begin(self, row: Row) -> None:
         turn: Turn = row.knobs
-        row.state = Speaker(turn, turn.answer(), turn.constraint() if turn.constraint else None)
+        row.state = Writer(turn.answer(), turn.ends, turn.limit, turn.constraint() if turn.constraint else None)
         self.sampler.set(row.slot, turn.params, row.seed, prompt=turn.prompt.tolist())
         self.wants[row.slot] = turn.logprobs, turn.top
         if turn.positions is not None:
             self.positions.set(row.slot, turn.positions)
-        self._constrain(row)
-
-    def _constrain(self, row: Row) -> None:
-        if row.state.constraint is not None:
-            self.sampler.allow(row.slot, row.state.constraint.allowed())
+        row.state.begin(self.sampler, row.slot)
 
     def offer(self, row: Row) -> Offer | None:
         prompt = row.chunks["prompt"]
@@ -160,39 +116,35 @@ class Decoder(Node):
         return {"logprob": rows.gather(1, tokens[: b.n, None])[:, 0], "top": top, "top_id": ids}
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
-        verdicts, speaks = np.full(b.n, Verdict.AGAIN), _speaks(b)
-        counts = {port: np.zeros(b.n, np.int64) for port in ("text", "info")}
-        emits, tokens = _Emits(), out["id"][: b.n] if speaks.any() else np.zeros(b.n, np.int64)
-        ids = tokens.tolist()
-        for i in np.flatnonzero(speaks).tolist():
+        speaks = _speaks(b)
+        done, made = np.zeros(b.n, bool), np.zeros(b.n, np.int64)
+        deltas: list[Delta] = []
+        facts: list[dict[str, Any]] = []
+        tokens = out["id"][: b.n] if speaks.any() else np.zeros(b.n, np.int64)
+        for i, token in enumerate(tokens.tolist()):
             row = b.rows[i]
-            if row.state.done:  # void: it ended in the step before
+            writer: Writer = row.state
+            if not speaks[i] or writer.finish_reason is not None:  # in its prompt, or void: ended a step before
                 speaks[i] = False
                 continue
-            deltas = row.state.take(ids[i], self._logprob(out, i, ids[i], row.knobs))
-            emits.deltas += deltas
-            counts["text"][i] = len(deltas)
-            if row.state.done:
-                row.state.reused = row.reused
-                emits.facts.append(row.state.facts(ids[i]))
-                verdicts[i], counts["info"][i] = Verdict.DONE, 1
-            else:
-                self._constrain(row)
-        return Settled(
-            verdicts,
-            {
-                "tokens": Packed(tokens[speaks], speaks.astype(np.int64)),
-                "text": Packed(emits.deltas, counts["text"]),
-                "info": Packed(emits.facts, counts["info"]),
-            },
-        )
+            done[i] = writer.take(token, self.sampler, row.slot, self._logprob(out, i, token, row.knobs))
+            grown = writer.taken()
+            made[i] = len(grown)
+            deltas += grown
+            if done[i]:
+                facts.append(writer.info(**row.knobs.facts, cached_tokens=row.reused))
+        emits = {
+            "tokens": Packed(tokens[speaks], speaks.astype(np.int64)),
+            "text": Packed(deltas, made),
+            "info": Packed(facts, done.astype(np.int64)),
+        }
+        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), emits)
 
     def _logprob(self, out: Mapping[str, Any], i: int, token: int, turn: Turn) -> TokenLogprob | None:
         if not turn.logprobs:
             return None
-        pairs = zip(out["top_id"][i, : turn.top].tolist(), out["top"][i, : turn.top].tolist(), strict=True)
-        top = tuple(TokenLogprob(other, self.vocabulary.shown(other), value) for other, value in pairs)
-        return TokenLogprob(token, self.vocabulary.shown(token), float(out["logprob"][i]), top)
+        top = zip(out["top_id"][i, : turn.top].tolist(), out["top"][i, : turn.top].tolist(), strict=True)
+        return described(self.vocabulary, token, float(out["logprob"][i]), top)
 
 
 def _speaks(b: Batch) -> np.ndarray:
@@ -200,16 +152,3 @@ def _speaks(b: Batch) -> np.ndarray:
     if "prompt" not in b.taken:
         return np.ones(b.n, bool)
     return np.array([chunk is None or chunk.final for chunk in b.taken["prompt"]])
-
-
-def joined(deltas: list[Delta]) -> Delta:
-    """Neighbouring deltas as one."""
-    if len(deltas) == 1:
-        return deltas[0]
-    return Delta(
-        "".join(delta.reasoning for delta in deltas),
-        "".join(delta.text for delta in deltas),
-        tuple(call for delta in deltas for call in delta.tool_calls),
-        tuple(one for delta in deltas for one in delta.logprobs),
-        tuple(token for delta in deltas for token in delta.token_ids),
-    )
