@@ -121,5 +121,5 @@ class GatedDeltaNet(nn.Module):
         g = -self.A_log.float().exp() * self.softplus(a.float() + self.dt_bias)
         beta = self.sigmoid(b).float()
         found = recur.delta(layer, Inputs(q * self.scale, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, beta))
-        gated = self.norm(found.to(x.dtype), z.unflatten(-1, (s.v_heads, s.v_dim)))
-        return self.out_proj(gated.flatten(1))
+        gated = self.norm(found.to(x.dtype).view(-1, s.v_dim), z.reshape(-1, s.v_dim))  # [T Hv, dv]
+        return self.out_proj(gated.view(len(x), -1))
