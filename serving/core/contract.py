@@ -284,6 +284,10 @@ class Audio:
     def seconds(self) -> float:
         return self.samples.shape[-1] / self.rate
 
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Samples [channels, start:stop] in memory; the whole of a long recording may lie in a file."""
+        return self.samples[:, start:stop]
+
 
 @dataclass(frozen=True, slots=True)
 class Video:
