@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -217,6 +218,33 @@ def test_the_openai_client_parses_and_calls():
         assert final.choices[0].message.content == made.choices[0].message.content
         many = sdk.chat.completions.create(**asked, n=2, stream=True)
         assert {choice.index for chunk in many for choice in chunk.choices} == {0, 1}
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.nightly)])
+async def test_clients_that_leave_at_random_moments_leave_nothing(count):
+    """Over real sockets: whole and streamed, one and several choices, free and constrained."""
+    draw, app, statuses = random.Random(0), app_of(), []
+
+    async def one(http):
+        fields = {"n": draw.choice([1, 1, 3]), "stream": draw.random() < 0.6, "max_tokens": draw.choice([1, 30, 200])}
+        fields |= {"response_format": JSON} if draw.random() < 0.3 else {}
+        try:
+            async with asyncio.timeout(draw.choice([0.001, 0.01, 0.03, 0.1, 0.3, 20.0])):
+                return (await http.post(PATH, json=body(seed=draw.randrange(99), **fields))).status_code
+        except TimeoutError:
+            return None
+
+    with live(app) as url:
+        engine = app.state.api.engine
+        async with httpx.AsyncClient(base_url=url) as http:
+            while len(statuses) < count:
+                statuses += await asyncio.gather(*(one(http) for _ in range(6)))
+            wait_for(lambda: app.state.api.seats.taken == 0 and engine.stats()["requests"] == 0, 10)
+            assert (await http.post(PATH, json=body(max_tokens=3))).status_code == 200
+        assert engine.stats()["free_slots"] == {"parrot": 4}
+    assert set(statuses) <= {None, 200}
+    assert None in statuses
+    assert 200 in statuses
 
 
 class Thing(BaseModel):
