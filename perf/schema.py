@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serving.errors import SetupError
 
-VERSION = 1
+VERSION = 2
 
 ChunkKind = Literal["content", "bare", "repeat"]
 Outcome = Literal["ok", "failed", "dropped"]
@@ -147,7 +147,8 @@ class Point:
     stalls: list[float] = field(default_factory=list)  # how late the client's own clock ticks came, seconds
     checks: list[Check] = field(default_factory=list)
     partial: bool = False
-    cut: bool = False  # ended early: too many requests had missed their objectives already
+    cut: str = ""  # why it ended early, on purpose
+    allotted: float | None = None  # seconds: its share of the run's time budget
 
     def __post_init__(self) -> None:
         if not self.start <= self.sent_until <= self.end:
@@ -166,17 +167,26 @@ class Point:
 
 
 @dataclass(slots=True)
+class Work:
+    """What was sent on a route."""
+
+    name: str
+    items: int  # distinct requests
+
+
+@dataclass(slots=True)
 class Config:
     """What was asked for."""
 
-    route: str
     models: Mapping[str, str]  # target's label -> the model's name there
-    workload: str
-    items: int  # distinct requests in the workload
+    routes: Mapping[str, str]  # target's label -> its route
+    workloads: Mapping[str, Work]  # by route
     seed: int
     requests: int | None  # measured at each point; None: the bench's rule
     warmup: int | None
     timeout: float
+    steady: bool = False  # warm-up went on until the latency held still
+    budget: float | None = None  # seconds for the whole run, split over its points
     slos: Mapping[str, float] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     verify: int = 0

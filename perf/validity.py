@@ -44,7 +44,7 @@ def _answers(point: Point, config: Config) -> Flags:
     if point.partial:
         yield _invalid("partial", f"interrupted after {found.ok} answers")
     if point.cut:
-        yield _warning("cut", "ended early: the objectives were out of reach")
+        yield _warning("cut", f"ended early: {point.cut}")
     if not found.ok:
         yield _invalid("no_answers", f"no request of {found.sent} succeeded")
     elif found.ok < found.sent:

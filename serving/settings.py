@@ -55,6 +55,8 @@ class Limits(Section):
     text_chars: Count = 100_000
     images: Count = 16
     image_pixels: Count = 1 << 24
+    videos: Count = 4
+    video_frames: Count = 4096
     n: Count = 10
     voice_bytes: Count = 10 << 20
     voice_seconds: Seconds = 60.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from perf.metrics.audio import (
     C50,
@@ -19,7 +19,7 @@ from perf.metrics.goodput import Goodput
 from perf.metrics.latency import ChunkGap, EndToEnd, FirstAudio, FirstContent, TimePerToken, TokenGap
 from perf.metrics.quality import WordErrorRate
 from perf.metrics.totals import AchievedRate, OfferedRate, RequestThroughput, SuccessRate, TokenThroughput
-from perf.schema import Point
+from perf.schema import Config, Point
 from serving.errors import BadRequest, nearest
 
 _ALWAYS: tuple[type[Metric], ...] = (SuccessRate, RequestThroughput, OfferedRate, AchievedRate, EndToEnd)
@@ -51,6 +51,20 @@ def for_route(route: str, slos: Mapping[str, float] | None = None) -> dict[str, 
     spreads = {name: m for name, m in found.items() if isinstance(m, Spread)}
     found["goodput"] = Goodput.of(slos or {}, spreads)
     return found
+
+
+def objectives(slos: Mapping[str, float], routes: Iterable[str]) -> dict[str, dict[str, float]]:
+    """For each route the limits that it knows; one that none of them knows is an error naming the nearest."""
+    known = {route: for_route(route) for route in routes}
+    for name in slos:
+        if not any(isinstance(metrics.get(name), Spread) for metrics in known.values()):
+            for_route(next(iter(known)), {name: slos[name]})
+    return {route: {n: limit for n, limit in slos.items() if n in metrics} for route, metrics in known.items()}
+
+
+def for_run(config: Config, route: str) -> dict[str, Metric]:
+    """The metrics of a route of a run, under the run's objectives."""
+    return for_route(route, objectives(config.slos, config.routes.values())[route])
 
 
 def evaluate(point: Point, route: str, slos: Mapping[str, float] | None = None) -> dict[str, Result]:

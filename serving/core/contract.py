@@ -284,6 +284,18 @@ class Audio:
     def seconds(self) -> float:
         return self.samples.shape[-1] / self.rate
 
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Samples [channels, start:stop] in memory; the whole of a long recording may lie in a file."""
+        return self.samples[:, start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """Decoded pictures: uint8 frames, shape [T, H, W, 3], at `rate` frames a second."""
+
+    frames: np.ndarray
+    rate: float
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -320,12 +332,42 @@ class Segment:
     words: tuple[Word, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with the natural logarithm of its probability; `top`: the likeliest ones in its place."""
+
+    id: int
+    data: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that a model calls; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a chat answer grew by: any of these, in this order."""
+
+    reasoning: str = ""
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
 # What `present` returns for each client port, by task kind. Every kind may also emit "info": a mapping of facts
 # about the whole answer (language, duration, token counts), merged in order.
 PORTS: Mapping[str, Mapping[str, Any]] = {
     "transcribe": {"segments": list[Segment]},
     "speak": {"audio": np.ndarray},  # float32 [T] at the card's sample rate
-    "chat": {"text": str},
+    "chat": {"text": Delta},
     "image": {"image": np.ndarray},  # uint8 [H, W, 3]
     "video": {"video": np.ndarray},  # uint8 [T, H, W, 3]
     "generate": {},  # whatever the model's client ports are

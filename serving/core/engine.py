@@ -136,7 +136,7 @@ class Engine:
         model = self._admissible(key, request_id)
         loop = asyncio.get_running_loop()
         port = model.loaded.model
-        handle = Handle(self, request_id, port, self._pool)
+        handle = Handle(self, request_id, port, self._pool, paced=model.paced)
         if seed is None:
             seed = zlib.crc32(request_id.encode())
         self._requests.expect(request_id)

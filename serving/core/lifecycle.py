@@ -274,8 +274,7 @@ class Requests:
                 request.model.waiting.remove(piece)
             for seat in piece.seats.values():
                 if not seat.done:
-                    seat.done = True
-                    seat.node.live -= 1
+                    seat.node.left(seat)
             self._closing.append(piece)
         if not request.advancing:
             self._end_generator(request)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Hashable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from serving.capture import Runner
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
 from serving.core.request import PieceRun, Seat
 from serving.errors import SetupError
+
+if TYPE_CHECKING:
+    from serving.core.handoff import Handle
 
 
 class Group:
@@ -23,6 +28,32 @@ class Group:
         self.key = key
         self.seats: deque[Seat] = deque()
         self.passed = 0  # plans that chose another group since this one ran
+
+
+@dataclass(slots=True)
+class Cohort:
+    """Seats that are a whole queue and whose offers repeat: until one joins or leaves, their next step is this one.
+
+    They keep their places in the queue, and what a step works out of them is kept here.
+    """
+
+    plan: Any
+    version: int
+    columns: Any = None  # rows, slots, units, lanes and tokens of the batch
+    express: dict[str, Express | None] = field(default_factory=dict)  # by port
+
+    def holds(self, group: Group) -> bool:
+        """Whether the group is still what it was."""
+        return self.plan.group is group and self.version == group.node.version
+
+
+@dataclass(frozen=True, slots=True)
+class Express:
+    """The clients, on one event loop, who are the only readers of a cohort's items, one a row."""
+
+    loop: asyncio.AbstractEventLoop
+    port: str  # as the clients know it
+    handles: list[Handle]
 
 
 def estimate(before: float, seconds: float) -> float:
@@ -58,7 +89,8 @@ class NodeRun:
         self.seconds = 0.0  # what a step may take
         self.ahead = 0.0  # estimated time from this node to the client
         self.steps = 0
-        self.cohort: Any = None  # the last step's seats, with what was made of them
+        self.version = 0  # counts what changes of the queue and of those who stand in it
+        self.cohort: Cohort | None = None  # those who step together now
         self.inflight: deque[Any] = deque()  # steps launched and not settled, oldest first
 
     def enqueue(self, seat: Seat) -> None:
@@ -71,6 +103,7 @@ class NodeRun:
             group = self.groups[key] = Group(self, key)
         group.seats.append(seat)
         seat.queued = True
+        self.version += 1
 
     def enqueue_all(self, key: Hashable, seats: list[Seat]) -> None:
         """The same for seats that share a key."""
@@ -80,6 +113,7 @@ class NodeRun:
         group.seats.extend(seats)
         for seat in seats:
             seat.queued = True
+        self.version += 1
 
     def fresh(self) -> list[Group]:
         """The groups that have a seat to run; seats that ended while they waited are dropped."""
@@ -92,6 +126,7 @@ class NodeRun:
 
     def dequeue(self, group: Group, chosen: list[Seat]) -> None:
         """Take the chosen seats, which stand in order, out of their queue."""
+        self.version += 1
         left, queue = len(chosen), group.seats
         passed: list[Seat] = []
         position = 0
@@ -110,12 +145,19 @@ class NodeRun:
 
     def withdraw(self, seat: Seat) -> None:
         """Take one seat out of its queue."""
+        self.version += 1
         for group in list(self.groups.values()):
             if seat in group.seats:
                 group.seats.remove(seat)
                 seat.queued = False
             if not group.seats:
                 del self.groups[group.key]
+
+    def left(self, seat: Seat) -> None:
+        """The seat has nothing more to do here."""
+        seat.done = True
+        self.live -= 1
+        self.version += 1
 
     def took(self, seconds: float) -> None:
         """A step ran for so long."""
@@ -138,6 +180,7 @@ class ModelRun:
             for name, node in self.graph.nodes.items()
         }
         self._check_pools()
+        self.paced = any(edge.limit is not None and split(edge.target)[0] == CLIENT for edge in self.graph.edges)
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from serving.errors import SetupError, nearest
 from serving.resources import draws, sampling
 
 ORDER = ("penalty", "temperature", "top_k", "top_p", "min_p")
-WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS = (1 << i for i in range(6))
+WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS, MASK = (1 << i for i in range(7))
 FLAGS = {"penalty": PENALTY, "temperature": WARM, "top_k": TOP_K, "top_p": TOP_P, "min_p": MIN_P}
 _numbers = itertools.count()
 
@@ -62,8 +62,8 @@ NUMBERS = (
 
 class Sampler(Resource):
     """Parameters and counters by slot. `order`: the model's order of operations. `subs`: its samplers by
-    name; the first one also has penalties and biases. `allowed`: the range of tokens that the first may
-    choose from.
+    name; the first one also has penalties, biases and masks. `allowed`: the range of tokens that the first
+    may choose from.
 
     A draw is u = f(seed, sub, position), with position the units that the slot's steps have counted: the same
     for any batch, chunking or retry.
@@ -153,10 +153,23 @@ class Sampler(Resource):
         row.zero_()
         row[torch.tensor(list(bias), device=self.device)] = torch.tensor(list(bias.values()), device=self.device)
 
-    def table(self, name: str, dtype: torch.dtype) -> Tensor:
-        """[slots + 1, vocab], made when a request first needs it."""
+    def allow(self, slot: int, words: np.ndarray | None) -> None:
+        """The tokens that the slot's next draws choose among: bit i of word w stands for token 32 w + i.
+
+        `words` is [ceil(V / 32)] int32, or None for all. What is allowed next follows from the last token, so a row
+        with a mask does not run ahead: call this once its last step has settled, before it offers again.
+        """
+        if words is not None:
+            self.table("mask", torch.int32, -(-self.vocab // 32))[slot] = torch.from_numpy(words)
+        if bool(self.flags[0, slot] & MASK) != (words is not None):
+            self.flags[0, slot] ^= MASK
+            self._steady = None
+
+    def table(self, name: str, dtype: torch.dtype, width: int = 0) -> Tensor:
+        """[slots + 1, width or vocab], made when a request first needs it."""
         if name not in self._tables:
-            self._tables[name] = torch.zeros((self.slots + 1, self.vocab), dtype=dtype, device=self.device)
+            shape = (self.slots + 1, width or self.vocab)
+            self._tables[name] = torch.zeros(shape, dtype=dtype, device=self.device)
         return self._tables[name]
 
     def range(self, sub: int) -> slice:
@@ -253,6 +266,11 @@ class SamplerStep:
         flags = self.flags[sub]
         if self.found & BIAS and not sub:
             logits = logits + self.sampler.table("bias", torch.float32)[self.slots][:, self.sampler.range(0)]
+        if self.found & MASK and not sub:
+            at = torch.from_numpy(np.flatnonzero(flags & MASK)).to(logits.device)
+            words = self.sampler.table("mask", torch.int32)[self.slots[at]]
+            masked = sampling.masked(logits[at], sampling.bits(words, self.sampler.vocab)[:, self.sampler.range(0)])
+            logits = logits.index_copy(0, at, masked)
         for name in self.sampler.order:
             rows = np.flatnonzero(flags & FLAGS[name])
             if len(rows) == len(self.slots):

@@ -60,6 +60,9 @@ def run(
     route: Annotated[str | None, typer.Option(help="transcription, speech or chat; else what the keys serve.")] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name there.")] = None,
     workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, help="Minutes for the whole run, shared by its points.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare answers of the run with solo answers.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers of their full set length.")] = False,
     steady: Annotated[bool, typer.Option("--steady", help="Warm up until latency holds still, within limits.")] = False,
@@ -79,7 +82,27 @@ def run(
       toolkit bench --url http://127.0.0.1:8000 --model kokoro --rate 0.5,1,2
 
       toolkit bench whisper_tiny_en --find rate --slo ttft=0.5
+
+      toolkit bench whisper_tiny_en kokoro --concurrency 1,4,8,32 --peers faster-whisper,kokoro-onnx --budget 14
     """
+    _run(**locals())
+
+
+def _run(
+    *,
+    keys: list[str] | None,
+    url: str | None,
+    concurrency: str,
+    rate: str | None,
+    budget: float | None,
+    find: str | None,
+    slo: list[str] | None,
+    peers: str | None,
+    route: str | None,
+    out: Path,
+    **others: Any,
+) -> None:
+    """The options as the bench takes them, the run, and its reports."""
     from perf.bench import run_bench
 
     if not keys and not url:
@@ -88,23 +111,15 @@ def run(
         keys=keys or [],
         url=url,
         route=console.choice(route, ROUTES, "--route"),
-        model=model,
         concurrency=numbers(concurrency, int, "--concurrency"),
         rate=numbers(rate, float, "--rate") if rate else (),
-        requests=requests,
-        repeats=repeats,
-        peers=console.split([peers]) if peers else (),
-        workload=workload,
-        slos=_limits(slo or []),
-        ignore_eos=ignore_eos,
-        steady=steady,
-        verify=verify,
-        seed=seed,
-        out=out,
-        resume=resume,
+        budget=60 * budget if budget else None,
         find=console.choice(find, ("knee", "rate"), "--find"),  # type: ignore[arg-type]
-        experimental=experimental,
+        slos=_limits(slo or []),
+        peers=console.split([peers]) if peers else (),
+        out=out,
         say=console.say,
+        **others,
     )
     _write(done, out)
 

@@ -10,12 +10,13 @@ import pytest
 
 from serving.api.tests import browser
 from serving.api.tests.fake import TEXT, FakeEngine, Out, Sleep, answer, client, live, make_app, wait_for
+from serving.core.contract import Delta
 
 SOUND = np.zeros(2400, np.float32) + 0.1
 SCRIPTS = {
     "transcribe": answer,
     "speak": lambda task: [Out("audio", SOUND)],
-    "chat": lambda task: [Out("text", "Good "), Out("text", "day.")],
+    "chat": lambda task: [Out("text", Delta(text="Good ")), Out("text", Delta(text="day."))],
     "image": lambda task: [Out("image", np.full((16, 16, 3), 200, np.uint8))],
 }
 KEYS = ("ears", "mouth", "talker", "painter")
