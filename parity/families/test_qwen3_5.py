@@ -6,6 +6,7 @@ The checkpoint is tiny, random, and saved by the reference in the real layout; b
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -107,7 +108,7 @@ def test_bits_do_not_depend_on_what_was_kept_of_earlier_turns(key, port):
         assert expected.info["cached_tokens"] == 0
         reused.append(found.info["cached_tokens"])
     assert reused[0] == 0
-    assert all(more > less for less, more in zip(reused, reused[1:], strict=False))
+    assert all(more > less for less, more in pairwise(reused))
 
 
 def test_sampled_tokens_follow_the_seed_alone(key, port):
@@ -154,5 +155,5 @@ def test_a_slot_that_leaks_its_state_is_caught(key, port):
     """The control: tables keep what the former owner left."""
     made = port()
     expected = bits(answered(made, EIGHT[1:2], numerics="invariant", logprobs=True))
-    with mock.patch.object(StateSlots, "restore", lambda *_: None):
+    with mock.patch.object(StateSlots, "restore", return_value=None):
         assert after_a_cancelled_one(made) != expected
