@@ -66,12 +66,12 @@ class Toy:
         self.resources = {
             "kv": kv,
             "sampler": sampler,
-            "filter": StateSlots(slots=rows, state={"y": ((), torch.float32)}),
-            "memory": StateSlots(slots=rows, state={"h": ((c.memory,), torch.float32)}),
+            "filter": StateSlots(slots=rows, state={"y": ((), torch.float32)}, rollback=True),
+            "memory": StateSlots(slots=rows, state={"h": ((c.memory,), torch.float32)}, rollback=True),
         }
         budget = float(options.model.get("budget", 128))
         nodes = (
-            LM(c, self.net, sampler, rows, budget),
+            LM(c, self.net, sampler, rows, budget, str(options.model.get("preempt", "offload"))),
             Codec(c, self.net),
             Denoise(c, self.net, rows, MOST_PATCHES),
             Listener(c, self.net),
@@ -122,7 +122,8 @@ class Toy:
     def _sentences(self, job: Job) -> Iterator[Piece]:
         lanes = BOTH if job.knobs.cfg_weight > 0 else COND
         for text in job.texts:
-            need = Need(len(text) + job.knobs.max_new_tokens, lanes)
+            most = job.knobs.max_new_tokens
+            need = Need(len(text) + most, lanes, len(text) + min(most, 8))
             blank = np.zeros_like(text)  # what the lane without a prompt reads
             prefix = Prefix("lm", dict(zip(lanes, (text, blank), strict=False)), ("prompt",), grows="token")
             yield Piece("speak", {"lm.prompt": Packed.one(text)}, job.knobs, needs={"kv": need}, prefix=prefix)

@@ -9,6 +9,7 @@ A *model* is a graph of *nodes* joined by *streams* of items; a request is a wal
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -168,7 +169,8 @@ class Node:
     buckets: Sequence[tuple[int, int]] = ()  # captured (rows, units), ascending; () = run at the exact size
     budget: float = float("inf")  # most `cost` in one step
     numerics: Mapping[str, Any] = {}  # entered around its steps
-    preempt: str = "never"  # "never" | "recompute" | "offload"
+    tables: Sequence[str] = ()  # attributes indexed by slot: what a row that is preempted takes along
+    preempt: str = "never"  # "never" | "offload" | "recompute", a prompt that its piece declares as its `prefix`
 
     def begin(self, row: Row) -> None:
         """The piece took its slot: set `row.state` and the slot's table rows. Host, once a piece."""
@@ -195,6 +197,15 @@ class Node:
         """Verdicts and emissions from `out`, which has reached the host. Host, per batch."""
         raise NotImplementedError
 
+    def save(self, row: Row) -> Any:
+        """What the node keeps for a row besides its resources and `row.state`: it loses its slot. Host, when idle."""
+        return {name: deepcopy(getattr(self, name)[row.slot]) for name in self.tables}
+
+    def restore(self, row: Row, saved: Any) -> None:
+        """Put back what `save` returned, in the slot that the row has now."""
+        for name, value in saved.items():
+            getattr(self, name)[row.slot] = value
+
 
 Items = Sequence[int | bytes] | np.ndarray  # one a position: a token id, or the `media_key` of what fills it
 Content = Mapping[str, Items]  # by lane
@@ -206,9 +217,16 @@ class Resource:
     capacity: int  # amount that owners can hold together
     rollback = True  # a failed step can be undone: its rows may run again
     stride = 1  # a beginning that is adopted has a multiple of this length
+    replays = False  # running its tokens again gives the same state
+    partial = False  # it can publish a beginning of what an owner holds, and not only all of it
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""
+        raise NotImplementedError
+
+    @property
+    def free(self) -> int:
+        """Amount that owners can still have."""
         raise NotImplementedError
 
     def worst(self) -> int:
@@ -230,6 +248,22 @@ class Resource:
     def commit(self, b: Batch, kept: np.ndarray) -> None:
         """Count the kept units of a step that was planned for writing, roll the rest back."""
 
+    def stored(self, owner: str) -> int:
+        """Units that the owner has written, steps in flight included; 0 where nothing depends on them."""
+        return 0
+
+    def short(self, slots: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """[n] bool: which slots' owners must `reserve` before they write so many more units."""
+        return np.zeros(len(slots), bool)
+
+    def save(self, owner: str) -> Any:
+        """A copy on the host of all that the owner, which is bound, has; no step of it is in flight."""
+        raise NotImplementedError
+
+    def restore(self, owner: str, saved: Any) -> None:
+        """Put back what `save` returned, for an owner that has reserved as much and is bound, to any slot."""
+        raise NotImplementedError
+
     def known(self, content: Content) -> Sequence[int] | None:
         """Lengths, ascending, of the beginnings of `content` that are kept; None: any, for only counts depend on it."""
         return ()
@@ -238,7 +272,7 @@ class Resource:
         """Let an owner that is bound and has written nothing go on after the first `length` positions, a known one."""
 
     def publish(self, owner: str, content: Content) -> None:
-        """Keep what the owner holds, which is exactly `content` and committed, for later owners. A copy or a share."""
+        """Keep what the owner holds for later owners: committed, it is `content`, or begins with it if `partial`."""
 
     def release(self, owner: str) -> None:
         """Give everything back. Idempotent; the only way out."""
@@ -257,10 +291,14 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The most a piece will write to one resource: units in each of its lanes."""
+    """The most a piece will write to one resource: units in each of its lanes.
+
+    `expected` of them are reserved at admission where the pool admits what is expected: the prompt and some more.
+    """
 
     units: int = 1
     lanes: tuple[str, ...] = MAIN
+    expected: int | None = None  # None: all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +359,10 @@ class Audio:
     @property
     def seconds(self) -> float:
         return self.samples.shape[-1] / self.rate
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Samples [channels, start:stop] in memory; the whole of a long recording may lie in a file."""
+        return self.samples[:, start:stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +488,7 @@ class Options:
     rows: int = 8  # max_concurrent_requests: sizes tables and pools
     weights: str | None = None  # a path instead of the registry's source
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    admission: Mapping[str, str] = field(default_factory=dict)  # label -> "worst_case" (where absent) | "expected"
     model: Mapping[str, Any] = field(default_factory=dict)  # the port's own constructor options
 
 

@@ -21,15 +21,12 @@ def begin(piece: PieceRun) -> None:
     seat, count = piece.seats[prefix.node], piece.request.model.reuse
     if prefix.grows is not None and seat.collect is None:
         seat.collect = prefix.grows
-    length = _longest(held, prefix.content)
+    length = adopt(held, prefix.content)
     count.asked += _length(prefix.content)
-    if length:
-        count.reused += length
-        seat.row.reused = length
-        for resource, owner in held:
-            resource.adopt(owner, prefix.content, length)
-        for port in prefix.take:
-            seat.inputs[port].skip(length)
+    count.reused += length
+    seat.row.reused = length
+    for port in prefix.take if length else ():
+        seat.inputs[port].skip(length)
     _watch(seat, prefix, held)
 
 
@@ -37,14 +34,31 @@ def end(piece: PieceRun) -> None:
     """The node of the prompt is done: what it said belongs to the beginning of the next turn."""
     prefix = piece.spec.prefix
     held = _held(piece, prefix) if prefix is not None else []
-    if prefix is None or not held or not all(resource.rollback for resource, _ in held):
-        return  # state that cannot be taken back may have run ahead of what was said
-    content: Content = prefix.content
-    if piece.seats[prefix.node].collect == prefix.grows and piece.result:
-        said = [int(token) for token in concat(piece.result)[:-1]]  # the last one may not have been written
-        content = {lane: [*items, *said] for lane, items in content.items()}
+    if prefix is None or not all(resource.partial for resource, _ in held if resource.replays):
+        return  # state that is had whole or not at all may have run ahead of what was said
+    stored = max(_length(prefix.content), _length(content(piece, prefix)) - 1)  # the last one may not be written
+    whole: Content = {lane: items[:stored] for lane, items in content(piece, prefix).items()}
     for resource, owner in held:
-        resource.publish(owner, content)
+        if resource.partial:
+            resource.publish(owner, whole)
+
+
+def content(piece: PieceRun, prefix: Prefix) -> Content:
+    """The prompt and what its node has said since."""
+    if piece.seats[prefix.node].collect != prefix.grows or not piece.result:
+        return prefix.content
+    said = [int(token) for token in concat(piece.result)]
+    return {lane: [*items, *said] for lane, items in prefix.content.items()}
+
+
+def adopt(held: Held, content: Content) -> int:
+    """Begin with the longest beginning that all of them know; returns its length."""
+    known = [lengths for resource, _ in held if (lengths := resource.known(content)) is not None]
+    length = max(set(known[0]).intersection(*known[1:]), default=0) if known else 0
+    if length:
+        for resource, owner in held:
+            resource.adopt(owner, content, length)
+    return length
 
 
 def _held(piece: PieceRun, prefix: Prefix) -> Held:
@@ -55,12 +69,6 @@ def _held(piece: PieceRun, prefix: Prefix) -> Held:
     if not piece.owners.issuperset(owners):
         return []
     return [(resources[label], owner) for label, owner in owners]
-
-
-def _longest(held: Held, content: Content) -> int:
-    """The longest beginning that all of them know."""
-    known = [lengths for resource, _ in held if (lengths := resource.known(content)) is not None]
-    return max(set(known[0]).intersection(*known[1:]), default=0) if known else 0
 
 
 def _length(content: Content) -> int:

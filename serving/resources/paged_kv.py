@@ -76,7 +76,7 @@ class PagedKV(Resource):
         if min(layers, kv_heads, head_dim, page_size, pages, slots, max_len, window or 1, step) < 1 or not lanes:
             raise SetupError("every size of a paged cache is at least 1, and it has at least one lane")
         self.capacity, self.page_size, self.step = pages, page_size, step
-        self.stride = page_size
+        self.stride, self.replays, self.partial = page_size, True, True
         self.scale = head_dim**-0.5 if scale is None else scale
         self.names, self.lanes = lanes, {name: i for i, name in enumerate(lanes)}
         self.ring = None if window is None else Ring(window, sinks, page_size, 2 * step)
@@ -269,9 +269,16 @@ class PagedKV(Resource):
             self.pool.k[:, pages, :, offsets] = state.k.to(self.pool.k.device)
             self.pool.v[:, pages, :, offsets] = state.v.to(self.pool.v.device)
 
-    def stored(self, owner: str, lane: str = MAIN[0]) -> int:
-        """Tokens stored in the owner's lane, steps in flight included."""
-        return int(self.seqs.length[self._held[owner].seqs[lane]])
+    def stored(self, owner: str, lane: str | None = None) -> int:
+        """Tokens stored in the owner's lane, or in its longest, steps in flight included."""
+        held = self._held[owner].seqs
+        return max(int(self.seqs.length[seq]) for name, seq in held.items() if lane in (None, name))
+
+    def short(self, slots: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """[n] whether one of a slot's sequences has less room than so many more tokens need."""
+        seqs = self.seq[slots]  # [n, lanes]
+        lacking = self.seqs.length[seqs] + units[:, None] > self.seqs.room[seqs]
+        return (lacking & (seqs > 0)).any(1)
 
     def release(self, owner: str) -> None:
         held = self._held.pop(owner, None)

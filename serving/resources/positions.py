@@ -31,6 +31,10 @@ class Positions(Resource):
         self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"positions{next(_numbers)}"
 
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self._owners)
+
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         return 1
 

@@ -108,6 +108,10 @@ class Sampler(Resource):
         self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"sampler{next(_numbers)}"
 
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self._owners)
+
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         return 1
 
