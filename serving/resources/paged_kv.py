@@ -52,6 +52,8 @@ class PagedKV(Resource):
     and the first `sinks`; then a sequence holds a bounded ring of pages, and a step writes at most `step` tokens in it.
     """
 
+    unit = "pages"
+
     def __init__(
         self,
         *,
