@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.whisper import media
 from models.whisper.config import WhisperConfig
 from models.whisper.languages import LANGUAGES
+from models.whisper.media import Sound
 from models.whisper.modules import Whisper
 from models.whisper.nodes import Aligner, Decoder, Encoder
+from models.whisper.profiles import profile_of
+from models.whisper.quick import QuickEncoder
 from models.whisper.request import TranscribeKnobs
 from models.whisper.tokenizer import Tokenizer
 from models.whisper.transcribe import Job, rules_of, transcribe
@@ -38,8 +40,10 @@ class WhisperPort:
         windows = int(options.model.get("encoder_windows", 1 if options.device == "cpu" else 8))
         sampler = resources["sampler"]
         assert isinstance(sampler, Sampler)
+        self.profile = profile_of(options)
+        quick = QuickEncoder(net.encoder) if self.profile.quick else None
         nodes = (
-            Encoder(config, net, windows),
+            Encoder(config, net, windows, quick),
             Decoder(config, net, tokenizer, sampler, options.rows, options.device),
             Aligner(config, net, tokenizer.eot),
         )
@@ -51,7 +55,7 @@ class WhisperPort:
         assert isinstance(audio, Audio)
         assert isinstance(knobs, TranscribeKnobs)
         self._check(knobs)
-        mel = media.features(media.samples_of(audio), self.config.n_mels)
+        sound = Sound(audio, self.config.n_mels)
         initial = self.tokenizer.encode(f" {knobs.prompt.strip()}", "prompt") if knobs.prompt else []
         prefix = self.tokenizer.encode(f" {knobs.prefix.strip()}", "prefix") if knobs.prefix else []
         if len(prefix) >= self.config.n_text_ctx // 2:
@@ -59,8 +63,9 @@ class WhisperPort:
                 f"The prefix has {len(prefix)} tokens; at most {self.config.n_text_ctx // 2 - 1} fit.", param="prefix"
             )
         rules = rules_of(self.tokenizer, self.config, knobs)
-        job = Job(self.config, self.tokenizer, knobs, mel, initial, prefix, rules)
+        job = Job(self.config, self.tokenizer, knobs, sound, initial, prefix, rules)
         job.lanes = self.lanes if knobs.windowing == "parallel" else 1
+        job.profile = self.profile
         return job
 
     def _check(self, knobs: TranscribeKnobs) -> None:
@@ -85,7 +90,8 @@ class WhisperPort:
         """Segments as a list; facts as one mapping, with the language by its English name, as OpenAI writes it."""
         if port != "info":
             return list(items.values)
-        return {**items.values[0], "language": LANGUAGES[items.values[0]["language"]]}
+        facts = dict(items.values[0])
+        return facts | {"language": LANGUAGES[facts["language"]]} if "language" in facts else facts
 
 
 def _resources(config: WhisperConfig, options: Options) -> dict[str, Resource]:

@@ -80,8 +80,9 @@ class AudioEncoder(nn.Module):
         self.ln_post = nn.LayerNorm(state)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """Features [B, n_audio_ctx, D] of log-mel windows [B, n_mels, 2 * n_audio_ctx]."""
-        x = F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2) + self.positional_embedding
+        """Features [B, T, D] of log-mel windows [B, n_mels, 2 * T], T at most n_audio_ctx."""
+        x = F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2)
+        x = x + self.positional_embedding[: x.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.ln_post(x)

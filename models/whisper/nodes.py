@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.whisper.config import WhisperConfig
 from models.whisper.modules import Whisper
+from models.whisper.quick import QuickEncoder
 from models.whisper.rules import Rules, RuleTables
 from models.whisper.tokenizer import Tokenizer
 from serving.core.contract import Batch, Node, Offer, Packed, Row, Settled, Verdict
@@ -21,7 +22,14 @@ PREFILL, DECODE = "prefill", Offer(("decode",), repeats=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Heard:
+    """What the encoder is given of a window: its first `width` mel frames."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Heard):
     """A window's knobs: how to decode it."""
 
     rules: Rules
@@ -36,29 +44,46 @@ def _ready(n: int) -> Packed:
 
 
 class Encoder(Node):
-    """Log-mel windows in; every decoder layer's cross-attention keys and values stored; then one item, "ready"."""
+    """Log-mel windows in; every decoder layer's cross-attention keys and values stored; then one item, "ready".
+
+    A window is {"mel" [n_mels, width], "sound"}: how many of its frames are sound; the others are 0.
+    """
 
     name = "encoder"
     writes = ("cross_kv",)
 
-    def __init__(self, config: WhisperConfig, net: Whisper, windows: int) -> None:
-        self.config, self.net = config, net
-        self.offered = Offer(("window",), config.n_audio_ctx, config.n_audio_ctx, take=("mel",))
+    def __init__(self, config: WhisperConfig, net: Whisper, windows: int, quick: QuickEncoder | None = None) -> None:
+        self.config, self.net, self.quick = config, net, quick
         self.budget = float(windows * config.n_audio_ctx)
 
+    def begin(self, row: Row) -> None:
+        positions = row.knobs.width // 2
+        row.state = Offer(("window", positions), positions, positions, take=("window",))
+
     def offer(self, row: Row) -> Offer | None:
-        return self.offered if row.chunks["mel"] is not None else None
+        return row.state if row.chunks["window"] is not None else None
 
     def stage(self, b: Batch) -> None:
-        mel = b.buffer("mel", (b.size, self.config.n_mels, 2 * self.config.n_audio_ctx), torch.float32)
-        for i in range(b.n):
-            mel[i] = torch.as_tensor(b.ins["mel"].row(i)[0])
+        if not b.ins:
+            return
+        windows = [b.ins["window"].row(i) for i in range(b.n)]
+        width = windows[0]["mel"].shape[-1]
+        mel = b.buffer("mel", (b.size, self.config.n_mels, width), torch.float32)
+        sound = b.buffer("sound", (b.size,), torch.int64)
+        for i, window in enumerate(windows):
+            mel[i], sound[i] = torch.as_tensor(window["mel"][0]), int(window["sound"][0])
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
-        features = self.net.encoder(b.buffers["mel"]).flatten(0, 1)  # [size * n_audio_ctx, D]
-        for layer, k, v in self.net.decoder.cross_keys(features):
+        for layer, k, v in self.net.decoder.cross_keys(self._features(b)):
             b.use["cross_kv"].write(layer, k, v)
         return {}
+
+    def _features(self, b: Batch) -> Tensor:
+        """[size * positions, D]"""
+        if self.quick is None:
+            return self.net.encoder(b.buffers["mel"]).flatten(0, 1)
+        sound = b.buffers["sound"].tolist()  # the quick encoder is for a CPU, where that is no wait
+        return torch.cat([self.quick(mel, frames) for mel, frames in zip(b.buffers["mel"], sound, strict=True)])
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
         return Settled(np.full(b.n, Verdict.DONE), {"ready": _ready(b.n)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,10 +15,10 @@ SEARCH = 10 * FRAMES_PER_SECOND  # the cut is in the last 10 s of a window
 SMOOTH = FRAMES_PER_SECOND // 5  # a pause between words is longer than the gap in a plosive
 
 
-def quiet_spans(mel: Tensor, seek: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Mel frames [seek, stop) of mel [n_mels, T] as spans of at most a window, cut at quietest moments."""
+def quiet_spans(mel: Callable[[int, int], Tensor], seek: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Mel frames [seek, stop) as spans of at most a window, cut at quietest moments; `mel(i, j)`: frames [i, j)."""
     while stop - seek > FRAMES:
-        middle = seek + FRAMES - SEARCH + _quietest(mel[:, seek + FRAMES - SEARCH : seek + FRAMES].numpy())
+        middle = seek + FRAMES - SEARCH + _quietest(mel(seek + FRAMES - SEARCH, seek + FRAMES).numpy())
         yield seek, middle
         seek = middle
     yield seek, stop

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from models.whisper.config import FRAMES_PER_SECOND
+from models.whisper.config import FRAMES, FRAMES_PER_SECOND
 from models.whisper.timing import (
     Timing,
     median_duration,
@@ -74,6 +74,8 @@ class Decoded:
     avg_logprob: float
     no_speech_prob: float
     compression_ratio: float
+    width: int = FRAMES  # mel frames that the encoder was given
+    ended: bool = True  # by the end token, not by the limit
 
 
 @dataclass(slots=True)

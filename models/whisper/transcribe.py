@@ -7,56 +7,72 @@ text is the prompt of the next, and attempts that a gate rejects are made again 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.whisper.config import FRAMES, FRAMES_PER_SECOND, WhisperConfig
-from models.whisper.nodes import Attempt
+from models.whisper.nodes import Attempt, Heard
 from models.whisper.parallel import quiet_spans, together
+from models.whisper.profiles import PROFILES, Profile
 from models.whisper.request import APPEND, PREPEND, TranscribeKnobs
 from models.whisper.rules import Rules, banned, only
-from models.whisper.segments import Cut, Decoded, Window, cut, finished, last_word_end, place
+from models.whisper.segments import FRAMES_PER_STEP, Cut, Decoded, Window, cut, finished, last_word_end, place
 from models.whisper.silence import Silence
 from models.whisper.timing import align
 from models.whisper.tokenizer import Tokenizer
 from serving.core.contract import Emit, Need, Packed, Piece, Segment, Steps
 
+LOOP = 4  # tokens: shorter repeats are what people say
+LATE = 50  # mel frames after the sound at which speech may end
+
 Part = Generator[Piece | Emit, Packed | None, "Decoded"]
+
+
+class Recording(Protocol):
+    """A recording: `content` mel frames of sound, and 30 s of silence after them."""
+
+    content: int
+
+    def mel(self, start: int, stop: int) -> Tensor:
+        """Log-mel [n_mels, stop - start]."""
 
 
 @dataclass(slots=True)
 class Job:
-    """A prepared request. `mel` [n_mels, content + 3000]: 30 s of silence follow the sound."""
+    """A prepared request."""
 
     config: WhisperConfig
     tokenizer: Tokenizer
     knobs: TranscribeKnobs
-    mel: Tensor
+    sound: Recording
     initial: list[int]  # the user's prompt
     prefix: list[int]
     rules: Rules
     language: str = "en"
     attempts: int = 0
     lanes: int = 1  # stretches of the sound that are transcribed at once
+    profile: Profile = PROFILES["exact"]
+    full_windows: int = 0  # how often a trimmed window was not trusted and was heard in full
 
     @property
     def content(self) -> int:
         """Mel frames of sound."""
-        return self.mel.shape[1] - FRAMES
+        return self.sound.content
 
     @property
     def start(self) -> tuple[int, ...]:
         return self.tokenizer.start(self.language, self.knobs.task)
 
-    def padded(self, window: Window) -> np.ndarray:
-        """The window's mel, [1, n_mels, 3000]; what is not sound is 0."""
-        out = np.zeros((1, self.config.n_mels, FRAMES), np.float32)
-        out[0, :, : window.size] = self.mel[:, window.seek : window.seek + window.size]
-        return out
+    def heard(self, window: Window, width: int) -> Packed:
+        """The window as the encoder takes it: mel [1, n_mels, width], what is not sound is 0."""
+        mel = np.zeros((1, self.config.n_mels, width), np.float32)
+        mel[0, :, : window.size] = self.sound.mel(window.seek, window.seek + window.size)
+        return Packed.one({"mel": mel, "sound": np.array([window.size])})
 
 
 @dataclass(slots=True)
@@ -88,16 +104,18 @@ def transcribe(job: Job) -> Steps:
     yield Emit("info", Packed.one([{"language": job.language, "duration": seconds, "task": job.knobs.task}]))
     if job.lanes > 1:
         yield from together([sequential(job, *span, Story(list(job.initial))) for span in spans(job)], job.lanes)
-        return
-    story = Story(list(job.initial))
-    for seek, stop in clips(job):
-        yield from sequential(job, seek, stop, story)
+    else:
+        story = Story(list(job.initial))
+        for seek, stop in clips(job):
+            yield from sequential(job, seek, stop, story)
+    if job.full_windows:
+        yield Emit("info", Packed.one([{"full_windows": job.full_windows}]))
 
 
 def spans(job: Job) -> Iterator[tuple[int, int]]:
     """The clips, cut into stretches of at most a window where it is quiet."""
     for seek, stop in clips(job):
-        yield from quiet_spans(job.mel, seek, stop)
+        yield from quiet_spans(job.sound.mel, seek, stop)
 
 
 def detect(job: Job) -> Generator[Piece | Emit, Packed | None, str]:
@@ -106,7 +124,7 @@ def detect(job: Job) -> Generator[Piece | Emit, Packed | None, str]:
     tokens = [tokenizer.language_token(language) for language in tokenizer.languages]
     rules = only(tokens, job.config.n_vocab)
     window = Window(0, FRAMES)  # silence after the sound is as it was computed, not the padding of a window
-    found = yield _piece(job, window, [tokenizer.sot], Attempt(rules, limit=1))
+    found = yield _piece(job, window, [tokenizer.sot], Attempt(FRAMES, rules, limit=1))
     assert found is not None
     return tokenizer.languages[tokens.index(int(found.values["id"][0]))]
 
@@ -122,7 +140,7 @@ def sequential(job: Job, seek: int, stop: int, story: Story) -> Steps:
         found = cut(window, decoded.tokens, job.tokenizer)
         kept = True
         if job.knobs.words:
-            kept = yield from _with_words(job, window, found, story)
+            kept = yield from _with_words(job, window, found, story, decoded.width)
         seek = found.seek
         if kept:
             yield from _tell(job, story, found, decoded)
@@ -157,10 +175,14 @@ def _tell(job: Job, story: Story, found: Cut, decoded: Decoded) -> Iterator[Emit
 
 
 def attempt(job: Job, window: Window, context: list[int]) -> Part:
-    """Decode a window, warmer and warmer until no gate objects."""
+    """Decode a window, warmer and warmer until no gate objects; before that, with all of its silence."""
+    width = job.profile.width(window.size)
     decoded = None
     for temperature in job.knobs.temperatures:
-        decoded = yield from _decode(job, window, context, temperature)
+        decoded = yield from _decode(job, window, context, temperature, width)
+        if width < FRAMES and (rejected(decoded, job.knobs) or suspicious(decoded, window, job.tokenizer)):
+            width, job.full_windows = FRAMES, job.full_windows + 1
+            decoded = yield from _decode(job, window, context, temperature, width)
         if not rejected(decoded, job.knobs):
             break
     assert decoded is not None
@@ -175,6 +197,22 @@ def rejected(decoded: Decoded, knobs: TranscribeKnobs) -> bool:
     )
     silent = knobs.no_speech_threshold is not None and decoded.no_speech_prob > knobs.no_speech_threshold
     return (unlikely or repetitive) and not (silent and unlikely)
+
+
+def suspicious(decoded: Decoded, window: Window, tokenizer: Tokenizer) -> bool:
+    """What too little silence behind the sound makes of a window: no end, a loop, or speech after the sound."""
+    last = max((token - tokenizer.timestamps for token in decoded.tokens), default=0)
+    late = last * FRAMES_PER_STEP > window.size + LATE
+    return late or not decoded.ended or loops([token for token in decoded.tokens if token < tokenizer.eot])
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether a run of at least `LOOP` tokens is said twice in a row."""
+    return any(
+        tokens[i : i + n] == tokens[i + n : i + 2 * n]
+        for n in range(LOOP, len(tokens) // 2 + 1)
+        for i in range(len(tokens) - 2 * n + 1)
+    )
 
 
 def skipped(decoded: Decoded, knobs: TranscribeKnobs) -> bool:
@@ -193,16 +231,16 @@ def prompt_of(job: Job, context: list[int]) -> tuple[list[int], int]:
     return before + tokens, len(before)
 
 
-def _decode(job: Job, window: Window, context: list[int], temperature: float) -> Part:
+def _decode(job: Job, window: Window, context: list[int], temperature: float, width: int) -> Part:
     prompt, start = prompt_of(job, context)
     limit = min(job.config.n_text_ctx // 2, job.config.n_text_ctx - len(prompt) + 1)
     job.attempts += 1
-    found = yield _piece(job, window, prompt, Attempt(job.rules, limit, start, temperature, job.attempts))
+    found = yield _piece(job, window, prompt, Attempt(width, job.rules, limit, start, temperature, job.attempts))
     assert found is not None
-    return read(found, temperature, job.tokenizer)
+    return read(found, temperature, job.tokenizer, width)
 
 
-def read(found: Packed, temperature: float, tokenizer: Tokenizer) -> Decoded:
+def read(found: Packed, temperature: float, tokenizer: Tokenizer, width: int = FRAMES) -> Decoded:
     """The decoder's items, summed up; the end token counts in the mean log-probability, chosen or not."""
     ids = found.values["id"].tolist()
     tokens = ids[: ids.index(tokenizer.eot)] if tokenizer.eot in ids else ids
@@ -215,6 +253,8 @@ def read(found: Packed, temperature: float, tokenizer: Tokenizer) -> Decoded:
         float(total) / (len(tokens) + 1),
         float(found.values["no_speech"][0]),
         compression_ratio(text),
+        width,
+        len(tokens) < len(ids),
     )
 
 
@@ -226,20 +266,22 @@ def compression_ratio(text: str) -> float:
 
 def _piece(job: Job, window: Window, prompt: list[int], how: Attempt) -> Piece:
     inputs = {
-        "encoder.mel": Packed.one(job.padded(window)),
+        "encoder.window": job.heard(window, how.width),
         "decoder.prompt": Packed.one(np.array(prompt, np.int64)),
     }
-    needs = {"cross_kv": Need(job.config.n_audio_ctx), "decoder_kv": Need(len(prompt) + how.limit - 1)}
+    needs = {"cross_kv": Need(how.width // 2), "decoder_kv": Need(len(prompt) + how.limit - 1)}
     return Piece("window", inputs, how, needs, result="decoder.tokens")
 
 
-def _with_words(job: Job, window: Window, found: Cut, story: Story) -> Generator[Piece | Emit, Packed | None, bool]:
+def _with_words(
+    job: Job, window: Window, found: Cut, story: Story, width: int
+) -> Generator[Piece | Emit, Packed | None, bool]:
     """Time the words, move `found.seek` accordingly; False: a hallucination, nothing of the window is kept."""
     text = [token for draft in found.drafts for token in draft.tokens if token < job.tokenizer.eot]
     timings = []
     if text:
         tokens = [*job.start, job.tokenizer.no_timestamps, *text, job.tokenizer.eot]
-        items = yield _align_piece(job, window, tokens)
+        items = yield _align_piece(job, window, tokens, width)
         assert items is not None
         scores = torch.from_numpy(np.ascontiguousarray(items.values["scores"]))
         lead = len(job.start)
@@ -260,10 +302,10 @@ def _with_words(job: Job, window: Window, found: Cut, story: Story) -> Generator
     return True
 
 
-def _align_piece(job: Job, window: Window, tokens: list[int]) -> Piece:
+def _align_piece(job: Job, window: Window, tokens: list[int], width: int) -> Piece:
     inputs = {
-        "encoder.mel": Packed.one(job.padded(window)),
+        "encoder.window": job.heard(window, width),
         "aligner.text": Packed.one(np.array(tokens, np.int64)),
     }
-    needs = {"cross_kv": Need(job.config.n_audio_ctx), "align_kv": Need(len(tokens))}
-    return Piece("align", inputs, None, needs, result="aligner.items")
+    needs = {"cross_kv": Need(width // 2), "align_kv": Need(len(tokens))}
+    return Piece("align", inputs, Heard(width), needs, result="aligner.items")

@@ -14,7 +14,7 @@ import whisper
 import whisper.decoding
 from whisper.decoding import DecodingOptions
 
-from models.whisper import media
+from models.whisper.media import Sound
 from models.whisper.tests.running import clip, tokens, transcribed
 from oracles import speech
 from parity.families.whisper_naive import naive_decoder
@@ -48,8 +48,8 @@ def theirs(ours, made):
 
 def window(samples: np.ndarray, ours) -> torch.Tensor:
     """[1, n_mels, 3000] as the first window of a transcript: silence is padding, not sound."""
-    mel = media.features(samples, ours.config.n_mels)
-    return whisper.pad_or_trim(mel[:, : mel.shape[1] - 3000], 3000)[None]
+    sound = Sound(Audio(samples[None], RATE), ours.config.n_mels)
+    return whisper.pad_or_trim(sound.mel(0, sound.content), 3000)[None]
 
 
 def teacher_forced(net, mel: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def teacher_forced(net, mel: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def test_features_encoder_and_logits(key, ours, theirs):
     samples = spoken(1)[0]
     expected = whisper.log_mel_spectrogram(samples, ours.config.n_mels, padding=480_000)
-    assert torch.equal(media.features(samples, ours.config.n_mels), expected)
+    assert torch.equal(Sound(Audio(samples[None], RATE), ours.config.n_mels).mel(0, expected.shape[1]), expected)
     mel, net = window(samples, ours), ours.modules["whisper"]
     ids = torch.tensor([*ours.tokenizer.start("en", "transcribe"), *ours.tokenizer.encode(" Good morning, all.")])
     with torch.inference_mode():

@@ -101,6 +101,12 @@ class Metrics:
         self.audio_in = Counter("toolkit_audio_in_seconds", "Seconds of audio received.", labels, registry=registry)
         self.audio_out = Counter("toolkit_audio_out_seconds", "Seconds of audio made.", labels, registry=registry)
         self.aborts = Counter("toolkit_aborts", "Requests cancelled by their client.", labels, registry=registry)
+        self.full_windows = Counter(
+            "toolkit_full_windows",
+            "Windows of sound heard again in full because what the trimmed one gave was not trusted.",
+            labels,
+            registry=registry,
+        )
         self.in_flight = Gauge("toolkit_in_flight", "Requests being answered.", ("route",), registry=registry)
         self.steps = Steps(traces, registry)
         registry.register(EngineStats(engine_stats, pools, rows or {}))

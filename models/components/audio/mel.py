@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BREAK_HZ = 1000.0  # Slaney's scale: linear below, logarithmic above
@@ -48,7 +49,19 @@ def log_mel(samples: Tensor, n_mels: int, *, rate: int = 16_000, n_fft: int = 40
     Power spectrum with a periodic Hann window and reflected ends, the last frame dropped; mel; log10 floored
     at 1e-10, then at 8 below the loudest value of the whole input; (x + 4) / 4.
     """
-    spectrum = torch.stft(samples, n_fft, hop, window=torch.hann_window(n_fft), return_complex=True)
-    power = spectrum[..., :-1].abs() ** 2
-    log = (slaney_filters(n_mels, n_fft, rate) @ power).clamp(min=1e-10).log10()
-    return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
+    ends = (n_fft // 2, n_fft // 2)
+    padded = F.pad(samples[None], ends, mode="reflect")[0]
+    log = mel_levels(padded[: len(samples) // hop * hop + n_fft - hop], n_mels, rate=rate, n_fft=n_fft, hop=hop)
+    return levelled(log, float(log.max()))
+
+
+def mel_levels(samples: Tensor, n_mels: int, *, rate: int, n_fft: int, hop: int) -> Tensor:
+    """log10 of mel power, floored at 1e-10: [n_mels, (T - n_fft) // hop + 1], the whole frames of samples [T]."""
+    window = torch.hann_window(n_fft)
+    power = torch.stft(samples, n_fft, hop, window=window, center=False, return_complex=True).abs() ** 2
+    return (slaney_filters(n_mels, n_fft, rate) @ power).clamp(min=1e-10).log10()
+
+
+def levelled(log: Tensor, loudest: float) -> Tensor:
+    """Levels floored at 8 below the loudest of the whole input; (x + 4) / 4."""
+    return (log.clamp(min=loudest - 8.0) + 4.0) / 4.0

@@ -7,6 +7,7 @@ ends: at the start about its first sample, at the end after its last.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import ceil, gcd
 
@@ -40,6 +41,20 @@ def resample(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
     bank = phases(target // shared, rate // shared)
     count = ceil(len(samples) * target / rate)
     return _convolve(samples, bank, rate // shared, count).astype(np.float32) if count else samples[:0]
+
+
+def resample_part(
+    read: Callable[[int, int], np.ndarray], length: int, rate: int, target: int, start: int, stop: int
+) -> np.ndarray:
+    """`resample(read(0, length), rate, target)[start:stop]`, bit for bit, of as few samples as that takes."""
+    shared = gcd(rate, target)
+    up, down = target // shared, rate // shared
+    taps = phases(up, down).shape[1] if up != down else 0
+    margin = (2 * taps // down + 2) * down  # of whole output steps, so that the filters' phases agree
+    first = max(0, start // up * down - margin)
+    last = min(length, -(-stop * down // up) + margin)
+    at = start - first * up // down
+    return resample(read(first, last), rate, target)[at : at + stop - start]
 
 
 def _convolve(samples: np.ndarray, bank: np.ndarray, down: int, count: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from whisper.decoding import DecodingOptions, decode
 
 from models.whisper import media
 from models.whisper.languages import LANGUAGES
+from models.whisper.media import Sound
 from models.whisper.request import TranscribeKnobs
 from models.whisper.tests.running import clip, empty, engine_of, outputs, tokens, transcribed
 from serving.core.contract import Audio, Task
@@ -27,25 +28,48 @@ ONCE = {
 ONE_MODEL = pytest.mark.parametrize("tiny", [True], indirect=True, ids=["multilingual"])
 
 
+def samples_of(audio):
+    """All of it, as the reference's loader gives it: 16 kHz mono."""
+    sound = Sound(audio, 80)
+    return sound.samples(0, sound.count)
+
+
 def theirs(tiny, audio, **knobs):
     options = {name: value for name, value in ONCE.items() if name != "fallback_temperatures"} | knobs
-    return tiny.transcribe(media.samples_of(audio), temperature=0.0, fp16=False, **options)
+    return tiny.transcribe(samples_of(audio), temperature=0.0, fp16=False, **options)
 
 
-def test_features_and_encoder(tiny, port):
-    mel = media.features(media.samples_of(clip(3)), 80)
-    expected = whisper.log_mel_spectrogram(media.samples_of(clip(3)), 80, padding=480_000)
-    assert torch.equal(mel, expected)
+@pytest.mark.parametrize("seconds", [0.001, 0.3, 3, 30, 61.237], ids=lambda s: f"{s}s")
+@pytest.mark.parametrize("n_mels", [80, 128])
+def test_features_are_the_references_read_block_by_block(seconds, n_mels):
+    sound = Sound(clip(seconds, rate=16_000), n_mels)
+    expected = whisper.log_mel_spectrogram(sound.samples(0, sound.count), n_mels, padding=480_000)
+    assert expected.shape[1] == sound.content + 3000
+    assert torch.equal(sound.mel(0, expected.shape[1]), expected)
+    middle = slice(sound.content // 2, sound.content + 7)
+    assert torch.equal(sound.mel(middle.start, middle.stop), expected[:, middle])
+
+
+def test_a_long_recording_is_not_kept(monkeypatch):
+    whole = Sound(clip(70, rate=22_050, channels=2), 80)
+    monkeypatch.setattr(media, "KEPT", 1)
+    read = Sound(whole.audio, 80)
+    for start in (0, 2900, 4000, 0):
+        assert torch.equal(read.mel(start, start + 3000), whole.mel(start, start + 3000))
+    assert len(read._kept) == 1
+
+
+@ONE_MODEL
+def test_encoder(tiny, port):
+    window = Sound(clip(3), 80).mel(0, 3000)[None]
     with torch.inference_mode():
-        window = mel[None, :, :3000]
         assert (port.modules["whisper"].encoder(window) - tiny.encoder(window)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("timed", [True, False], ids=["timed", "untimed"])
 def test_greedy_tokens_and_figures(tiny, port, timed):
     audio = clip(5)
-    mel = whisper.pad_or_trim(media.features(media.samples_of(audio), 80), 3000)
-    mel[:, 500:] = 0
+    mel = whisper.pad_or_trim(Sound(audio, 80).mel(0, 500), 3000)
     expected = decode(tiny, mel, DecodingOptions(language="en", without_timestamps=not timed, fp16=False))
     found = transcribed(port, [audio], language="en", without_timestamps=not timed, **ONCE)[0]
     first = found["segments"][0]
@@ -129,7 +153,7 @@ def test_sound_that_is_none_is_refused(port, samples, reason):
 @ONE_MODEL
 def test_one_sample_and_other_rates(port):
     assert transcribed(port, [Audio(np.zeros((1, 1), np.float32), 16_000)], language="en", **ONCE)[0]["segments"] == []
-    stereo = media.samples_of(clip(1, rate=8000, channels=2))
+    stereo = samples_of(clip(1, rate=8000, channels=2))
     assert stereo.shape == (16_000,)
     assert np.array_equal(stereo, np.round(stereo * 32768) / 32768)
 

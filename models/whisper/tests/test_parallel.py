@@ -17,6 +17,10 @@ def loud(*pauses: tuple[int, int], length: int = 7000) -> torch.Tensor:
     return mel
 
 
+def spans_of(mel, seek, stop):
+    return list(quiet_spans(lambda first, last: mel[:, first:last], seek, stop))
+
+
 @pytest.mark.parametrize(
     ("mel", "spans"),
     [
@@ -29,12 +33,12 @@ def loud(*pauses: tuple[int, int], length: int = 7000) -> torch.Tensor:
     ids=["one window", "a pause", "the long pause near the end", "no pause", "silence"],
 )
 def test_sound_is_cut_at_the_last_of_its_quietest_moments_near_the_end_of_a_window(mel, spans):
-    assert list(quiet_spans(mel, 0, mel.shape[1])) == spans
+    assert spans_of(mel, 0, mel.shape[1]) == spans
 
 
 def test_a_clip_is_cut_within_itself():
-    assert list(quiet_spans(loud((2700, 2900)), 100, 3200)) == [(100, 2890), (2890, 3200)]
-    assert list(quiet_spans(loud(), 50, 50)) == [(50, 50)]
+    assert spans_of(loud((2700, 2900)), 100, 3200) == [(100, 2890), (2890, 3200)]
+    assert spans_of(loud(), 50, 50) == [(50, 50)]
 
 
 def stretch(name, count, told):

@@ -7,6 +7,7 @@ libsndfile reads WAV, FLAC, OGG (Vorbis, Opus), MP3, AIFF, AU and CAF. M4A, MP4,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from tempfile import SpooledTemporaryFile
 from typing import BinaryIO
 
 import numpy as np
@@ -14,6 +15,7 @@ import soundfile
 
 from serving.api.media.mp3 import with_table
 from serving.api.media.optional import pyav
+from serving.api.media.spool import IN_MEMORY, Spool
 from serving.core.contract import Audio
 from serving.errors import BadRequest, TooLarge
 from serving.settings import Limits
@@ -25,37 +27,40 @@ MP3_SLACK = 2304  # frames: without a table libsndfile estimates an MP3's length
 Block = np.ndarray  # float32 [frames, channels]
 
 
-def decode_audio(file: BinaryIO, limits: Limits, param: str = "file") -> Audio:
-    """The whole sound of `file` as Audio [channels, T]. Raises `BadRequest` or `TooLarge`, never anything else."""
+def decode_audio(file: BinaryIO, limits: Limits, param: str = "file", in_memory: int = IN_MEMORY) -> Audio:
+    """The whole sound of `file` as Audio [channels, T]; more than `in_memory` bytes of it stay in a file.
+
+    Raises `BadRequest` or `TooLarge`, never anything else.
+    """
     file.seek(0)
     head = file.read(64)
     file.seek(0)
     if not head:
         raise BadRequest(f'"{param}" is empty.', param=param, code="empty_file")
     read = _read_av if _needs_av(head) else _read_soundfile
-    blocks, rate = _gather(read(file, param), limits, param)
-    if not blocks:
-        raise BadRequest(f'"{param}" holds no samples.', param=param, code="empty_audio")
-    samples = np.ascontiguousarray(np.concatenate(blocks).T)  # [channels, T]
-    if not np.isfinite(samples).all():
-        raise BadRequest(f'"{param}" holds samples that are not finite.', param=param, code="invalid_audio")
-    return Audio(samples, rate)
+    with SpooledTemporaryFile(max_size=in_memory) as held:
+        spool = Spool(held, in_memory)
+        rate = _gather(read(file, param), spool, limits, param)
+        if not spool.size:
+            raise BadRequest(f'"{param}" holds no samples.', param=param, code="empty_audio")
+        return spool.audio(rate)
 
 
-def _gather(stream: Iterable[tuple[Block, int]], limits: Limits, param: str) -> tuple[list[Block], int]:
-    blocks: list[Block] = []
-    rate = frames = size = 0
+def _gather(stream: Iterable[tuple[Block, int]], spool: Spool, limits: Limits, param: str) -> int:
+    rate = frames = 0
     for block, rate in stream:
         _check_shape(block.shape[1], rate, limits, param)
-        frames, size = frames + len(block), size + block.nbytes
+        frames += len(block)
         if frames > limits.audio_seconds * rate:
             rule = f'"{param}" is longer than the limit of {limits.audio_seconds:g} seconds.'
             raise TooLarge(rule, param=param, code="audio_too_long")
-        if size > limits.decoded_bytes:
+        if spool.size + block.nbytes > limits.decoded_bytes:
             rule = f'"{param}" takes more than {limits.decoded_bytes} bytes when decoded.'
             raise TooLarge(rule, param=param, code="audio_too_large")
-        blocks.append(block)
-    return blocks, rate
+        if not np.isfinite(block).all():
+            raise BadRequest(f'"{param}" holds samples that are not finite.', param=param, code="invalid_audio")
+        spool.add(block)
+    return rate
 
 
 def _check_shape(channels: int, rate: int, limits: Limits, param: str) -> None:

@@ -79,6 +79,8 @@ def verbose(
         "text": whole_text(segments),
         "usage": usage(seconds),
     }
+    if "full_windows" in info:  # an extension: windows whose trimmed form was not trusted
+        body["full_windows"] = info["full_windows"]
     if "segment" in granularities:
         body["segments"] = [_segment(i, segment) for i, segment in enumerate(segments)]
     if "word" in granularities:

@@ -72,7 +72,12 @@ async def _whole(call: Call, handle: Handle, audio: Audio, route: Any, task: str
             segments.extend(output.value)
         elif output.port == "info":
             info.update(output.value)
+            _count(call, output.value)
     return _written(segments, info, audio.seconds, route, task)
+
+
+def _count(call: Call, info: Mapping[str, Any]) -> None:
+    call.api.metrics.full_windows.labels(call.exchange.route, call.exchange.model).inc(info.get("full_windows", 0))
 
 
 def _written(segments: Sequence[Segment], info: Mapping[str, Any], seconds: float, route: Any, task: str) -> Response:
@@ -93,6 +98,8 @@ async def _deltas(call: Call, handle: Handle, seconds: float) -> AsyncGenerator[
     deltas = Deltas()
     async with aclosing(call.outputs(handle)) as outputs:
         async for output in outputs:
+            if output.port == "info":
+                _count(call, output.value)
             for segment in output.value if output.port == "segments" else ():
                 if delta := deltas.push(segment.text):
                     yield sse.event({"type": "transcript.text.delta", "delta": delta})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import soundfile
 from serving.api.media.decode import decode_audio
 from serving.api.media.encode import ENCODERS, LIVE, encode, encoder, to_pcm16
 from serving.api.media.mp3 import TAGS, frames
+from serving.api.media.spool import Spooled
 from serving.errors import BadRequest, TooLarge
 from serving.settings import Limits
 
@@ -206,3 +208,30 @@ def test_one_sample_is_a_sound():
 
 def test_a_live_wav_is_read_to_its_end():
     assert decode(streamed("wav", 2)).samples.shape == (1, LENGTH)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_long_file_is_read_from_disk_and_leaves_nothing(channels, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sound = np.stack([SOUND, -SOUND], 1)[:, :channels]
+    buffer = io.BytesIO()
+    soundfile.write(buffer, sound, RATE, "FLOAT", format="WAV")
+    short = decode_audio(buffer, Limits())
+    long = decode_audio(buffer, Limits(), in_memory=100_000)
+    assert isinstance(long, Spooled)
+    assert not isinstance(short, Spooled)
+    assert (long.rate, long.samples.shape, long.seconds) == (short.rate, short.samples.shape, short.seconds)
+    for start, stop in ((0, 10), (LENGTH - 5, LENGTH), (0, LENGTH), (777, 31_000)):
+        part = long.read(start, stop)
+        assert np.array_equal(part, short.read(start, stop))
+        assert not np.shares_memory(part, long.samples)
+    assert list(tmp_path.iterdir()) == []
+    assert resident(long) == 0
+
+
+def resident(sound: Spooled) -> int:
+    """Pages of the spooled file that the process holds, by what the kernel says of its mappings."""
+    at = f"{sound.samples.ctypes.data:x}-"
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(at))
+    return int(next(line for line in lines[first:] if line.startswith("Rss:")).split()[1])

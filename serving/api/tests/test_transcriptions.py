@@ -224,3 +224,17 @@ async def test_a_route_that_nothing_loaded_serves_says_what_would(tone):
         response = await post(http, tone)
     assert (response.status_code, error(response)["code"]) == (404, "route_not_served")
     assert "ears, plain" in error(response)["message"]
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+async def test_windows_heard_in_full_are_said_and_counted(tone, stream):
+    told = [Out("segments", SEGMENTS), Out("info", {"full_windows": 2})]
+    app, _ = make_app(FakeEngine(lambda task: told))
+    async with client(app) as http:
+        fields = {"stream": "true"} if stream == "true" else {"response_format": "verbose_json"}
+        response = await post(http, tone, **fields)
+        metrics = (await http.get("/metrics")).text
+    assert response.status_code == 200
+    assert stream == "true" or response.json()["full_windows"] == 2
+    (line,) = [line for line in metrics.splitlines() if line.startswith("toolkit_full_windows_total{")]
+    assert line.endswith(" 2.0")

@@ -9,7 +9,7 @@ import torch
 from whisper.audio import log_mel_spectrogram, mel_filters
 
 from models.components.audio.mel import hz_to_mel, log_mel, mel_to_hz, slaney_filters
-from models.components.audio.resample import mono, phases, resample
+from models.components.audio.resample import mono, phases, resample, resample_part
 
 RECORDED = json.loads((Path(__file__).parent / "swresample.json").read_text())["to_16000"]
 
@@ -63,6 +63,20 @@ def test_short_and_equal():
     same = chirp(16_000)
     assert np.array_equal(resample(same, 16_000, 16_000), same)
     assert phases(1, 3).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 24_000, 44_100, 192_000])
+def test_a_part_is_resampled_as_in_the_whole(rate):
+    samples = np.random.default_rng(rate).standard_normal(3 * rate).astype(np.float32)
+    whole, asked = resample(samples, rate, 16_000), []
+
+    def read(start, stop):
+        asked.append(stop - start)
+        return samples[start:stop]
+
+    for start, stop in ((0, 100), (17, 1000), (16_001, 16_002), (16_000, 32_000), (47_000, 48_000), (0, 48_000)):
+        assert np.array_equal(resample_part(read, len(samples), rate, 16_000, start, stop), whole[start:stop])
+    assert max(asked[:3]) < rate // 4
 
 
 def test_mono_is_the_mean():
