@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 
 import numpy as np
-import soxr
 
 from models.chatterbox.config import SAMPLE_RATE
 from models.chatterbox.loudness import levelled
-from models.components.audio.resample import mono
+from models.chatterbox.voice_prompt import at_16k, at_24k
 from models.components.text.sentences import fitting, sentences
 from serving.core.contract import Audio
 from serving.errors import BadRequest
 
 SHORTEST, LONGEST = 5.0, 60.0  # seconds of a reference clip; 5 to 30 are advised
 LOWEST_RATE = 8000
-ENCODER_RATE = 16_000
 GROUP, MOST_GROUPS = 400, 32  # characters of a group of sentences, groups of a request
 
 
@@ -33,19 +30,11 @@ def check_clip(audio: Audio, param: str = "ref_audio") -> None:
 def heard(audio: Audio, *, level: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """A clip as the encoders hear it: float32 [T] at 24 kHz, and [T] at 16 kHz made from that.
 
-    `level`: at Turbo's loudness. Resampling is soxr's HQ, as in librosa, which the reference uses.
+    `level`: at Turbo's loudness.
     """
-    high = _resampled(mono(audio.samples), audio.rate, SAMPLE_RATE)
+    high = at_24k(audio)
     high = levelled(high, SAMPLE_RATE) if level else high
-    return high, _resampled(high, SAMPLE_RATE, ENCODER_RATE)
-
-
-def _resampled(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
-    if rate == target:
-        return samples
-    found = soxr.resample(samples, rate, target, quality="HQ")
-    count = ceil(len(samples) * target / rate)
-    return np.pad(found[:count], (0, max(0, count - len(found)))).astype(np.float32)
+    return high, at_16k(high)
 
 
 def groups(text: str, measure: Callable[[str], int], most: int) -> list[str]:
