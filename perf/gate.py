@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy.stats import PermutationMethod, mannwhitneyu
 
-from perf.metrics import FIRST, HEADLINE, Metric, for_route
+from perf.metrics import FIRST, HEADLINE, Metric, for_route, objectives
 from perf.metrics.base import Spread
 from perf.schema import Load, Point, Run
 from perf.validity import flags
@@ -78,10 +78,11 @@ def compare(
     still fine, as a share: 0.05 lets a latency rise by 5 % and a throughput fall to 1 / 1.05. A distribution
     counts by its median, one value a repeat. Points that a validity check rejects make it inconclusive.
     """
-    route = a.config.route
-    if b.config.route != route:
-        raise BadRequest(f"Cannot compare {route} with {b.config.route}.", param="route")
-    known = for_route(route, {**a.config.slos, **b.config.slos})
+    label_a, label_b = (_only(run, label) for run, label in ((a, label_a), (b, label_b)))
+    route, other = a.config.routes[label_a], b.config.routes[label_b]
+    if other != route:
+        raise BadRequest(f"Cannot compare {route} with {other}.", param="route")
+    known = for_route(route, objectives({**a.config.slos, **b.config.slos}, {*a.config.routes.values(), route})[route])
     for name in metrics:
         if name not in known:
             raise BadRequest(f'No metric "{name}" on this route.{nearest(name, known)}', param="metrics")
@@ -91,11 +92,10 @@ def compare(
         raise BadRequest("The runs have no load in common.", param="against")
     trusted = {load: _trusted(left[load], a) and _trusted(right[load], b) for load in shared}
     names = metrics or (HEADLINE[route], FIRST[route])
-    target = label_b or right[shared[0]][0].label
     found = []
     for load, name in product(shared, names):
         x, y = (_values(known[name], side[load]) for side in (left, right))
-        found.append(judge(known[name], load, x, y, allowed, trusted[load], target))
+        found.append(judge(known[name], load, x, y, allowed, trusted[load], label_b))
     return found
 
 
@@ -160,13 +160,19 @@ def overall(comparisons: Sequence[Comparison]) -> Verdict:
     return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found or not found else "pass"
 
 
-def _by_load(run: Run, label: str | None) -> Mapping[Load, list[Point]]:
+def _only(run: Run, label: str | None) -> str:
+    """The label that is meant: the one that is named, or the only one."""
     labels = {p.label for p in run.points}
-    if label is None and len(labels) > 1:
-        raise BadRequest(f"Say which target of the run is meant: {', '.join(sorted(labels))}.", param="label")
+    if label is None and len(labels) != 1:
+        known = ", ".join(sorted(labels)) or "it has no points"
+        raise BadRequest(f"Say which target of the run is meant: {known}.", param="label")
+    return label or labels.pop()
+
+
+def _by_load(run: Run, label: str) -> Mapping[Load, list[Point]]:
     found: dict[Load, list[Point]] = defaultdict(list)
     for point in run.points:
-        if label in (None, point.label):
+        if label == point.label:
             found[point.load].append(point)
     return found
 

@@ -8,6 +8,7 @@ ran on a server that was already emptying. A request that fails or times out is 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -38,6 +39,7 @@ class Plan:
     cancel_every: int = 0
     cancel_after: float = 0.5
     steady: bool = False  # warm up until the latency holds still, for at most MOST_WARMUP times `warmup`
+    limit: float | None = None  # seconds from the first request on; what was answered by then is measured
     hopeless: Callable[[Sequence[Record], float], bool] | None = None  # of the measured ones so far: give up?
 
 
@@ -83,6 +85,18 @@ class Window:
         before, after = median(self.warm[-2 * half : -half]), median(self.warm[-half:])
         return abs(after - before) <= STEADY * before
 
+    def cut(self, records: Sequence[Record]) -> None:
+        """End now: measured are the first requests, in the order of sending, that all have their answers."""
+        sent = [
+            r for r in records if self.start is not None and self.start <= r.sent <= (self.sent_until or self.start)
+        ]
+        waiting = min((r.sent for r in sent if r.end is None), default=math.inf)
+        if answered := [r.sent for r in sent if r.sent < waiting]:
+            self.sent_until = max(answered)
+        else:
+            self.start = self.sent_until = None
+        self.done.set()
+
     def close(self) -> None:
         """No further request is measured; those that were sent still are."""
         self.requests = self.sent
@@ -102,30 +116,33 @@ class Generator:
         self._records: list[Record] = []
         self._window = Window(plan.warmup, plan.requests, steady=plan.steady)
         self._timer: asyncio.TimerHandle | None = None
-        self._cut = False
+        self._cut = ""
 
     async def run(self, watch: Watch, stop: asyncio.Event, label: str = "", repeat: int = 0) -> Point:
         """Hold the load until every measured request has ended, or until `stop`."""
         async with watch:
+            limit = self._clock.loop.call_later(self._plan.limit, self._over) if self._plan.limit is not None else None
             driver = asyncio.create_task(self._drive())
             stopped = await self._wait(driver, stop)
-            end = self._clock()
+            now = self._clock()
             await self._cancel([driver])
-            if self._timer:
-                self._timer.cancel()
-        start = end if self._window.start is None else min(self._window.start, end)
+            for timer in (self._timer, limit):
+                if timer:
+                    timer.cancel()
+        start = now if self._window.start is None else min(self._window.start, now)
         return Point(
             label=label,
             load=self._load,
             repeat=repeat,
             start=start,
-            sent_until=min(max(start, self._window.sent_until or end), end),
-            end=end,
+            sent_until=min(max(start, self._window.sent_until or now), now),
+            end=now,
             records=self._records,
             samples=watch.samples,
             stalls=watch.stalls,
             partial=stopped,
             cut=self._cut,
+            allotted=self._plan.limit,
         )
 
     async def _wait(self, driver: asyncio.Task[None], stop: asyncio.Event) -> bool:
@@ -187,8 +204,13 @@ class Generator:
             return
         sent = [r for r in self._records if start <= r.sent <= (self._window.sent_until or now)]
         if self._plan.hopeless(sent, now):
-            self._cut = True
+            self._cut = "the objectives were out of reach"
             self._window.done.set()
+
+    def _over(self) -> None:
+        if not self._window.done.is_set():
+            self._cut = "its share of the time budget was over"
+            self._window.cut(self._records)
 
     async def _attempt(self, item: Item, record: Record, leave: float | None) -> None:
         limit = self._plan.timeout if leave is None else leave

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serving.errors import SetupError
 
-VERSION = 1
+VERSION = 2
 
 ChunkKind = Literal["content", "bare", "repeat"]
 Outcome = Literal["ok", "failed", "dropped"]
@@ -45,6 +45,14 @@ class Chunk(NamedTuple):
     kind: ChunkKind
     size: int
     tokens: int = 0
+
+
+class Sent(NamedTuple):
+    """A piece of input that a live session appended: when it was due, when it was sent, its samples (0: the end)."""
+
+    due: float
+    t: float
+    size: int
 
 
 @dataclass(slots=True)
@@ -79,6 +87,10 @@ class Record:
     sound: Sound | None = None
     input_seconds: float | None = None  # audio sent
     tokens: int | None = None  # the server's count of tokens made
+    wanted: int | None = None  # tokens, where answers have a set length
+    made: int | None = None  # pictures, films or items of output
+    sends: list[Sent] = field(default_factory=list)  # what a live session appended
+    part: str = ""  # of a mixed workload
     text: str | None = None
     reference: str | None = None  # what a clip says, where the workload knows
     digest: str | None = None  # sha256 of the content bytes
@@ -147,7 +159,8 @@ class Point:
     stalls: list[float] = field(default_factory=list)  # how late the client's own clock ticks came, seconds
     checks: list[Check] = field(default_factory=list)
     partial: bool = False
-    cut: bool = False  # ended early: too many requests had missed their objectives already
+    cut: str = ""  # why it ended early, on purpose
+    allotted: float | None = None  # seconds: its share of the run's time budget
 
     def __post_init__(self) -> None:
         if not self.start <= self.sent_until <= self.end:
@@ -166,17 +179,28 @@ class Point:
 
 
 @dataclass(slots=True)
+class Work:
+    """What was sent on a route."""
+
+    name: str
+    items: int  # distinct requests
+
+
+@dataclass(slots=True)
 class Config:
     """What was asked for."""
 
-    route: str
     models: Mapping[str, str]  # target's label -> the model's name there
-    workload: str
-    items: int  # distinct requests in the workload
+    routes: Mapping[str, str]  # target's label -> its route
+    workloads: Mapping[str, Work]  # by route
     seed: int
     requests: int | None  # measured at each point; None: the bench's rule
     warmup: int | None
     timeout: float
+    steady: bool = False  # warm-up went on until the latency held still
+    budget: float | None = None  # seconds for the whole run, split over its points
+    cancel_every: int = 0  # every n-th client leaves, `cancel_after` seconds after it has asked
+    cancel_after: float = 0.5
     slos: Mapping[str, float] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     verify: int = 0

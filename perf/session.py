@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from perf.budget import Budget
 from perf.client.clock import Clock
 from perf.client.http import Dial
 from perf.client.routes import Sender, Target
@@ -21,22 +23,23 @@ from perf.fingerprint import machine, redact
 from perf.health import Watch
 from perf.launch import Launch, Running, running
 from perf.loadgen import Generator, Plan
-from perf.metrics import for_route
+from perf.metrics import for_run, objectives
 from perf.metrics.goodput import Goodput
-from perf.schema import Config, Load, Point, Run
+from perf.schema import Config, Load, Point, Run, Work
 from perf.sweep import OutOfReach, Planner
 from perf.verify import choose, verify
 from perf.workloads import Workload
 from serving.errors import BadRequest
 
 Say = Callable[[str], None]
+Workloads = Workload | Mapping[str, Workload]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to measure a point: `requests` (None: twice the concurrency, at least 16) after `warmup` (None: the
     concurrency; `steady`: more, until the latency holds still), for at most `seconds`. `verify`: how many answers
-    to compare with solo runs.
+    to compare with solo runs. `budget`: seconds for the whole run, starting its servers included; points share it.
     """
 
     requests: int | None = None
@@ -50,6 +53,8 @@ class Settings:
     verify: int = 0
     trace: Sequence[float] = ()
     cancel_every: int = 0
+    cancel_after: float = 0.5
+    budget: float | None = None  # seconds for the whole run
     steady: bool = False
 
     def plan(self, load: Load) -> Plan:
@@ -62,32 +67,35 @@ class Settings:
             seed=self.seed,
             trace=self.trace,
             cancel_every=self.cancel_every,
+            cancel_after=self.cancel_after,
             steady=self.steady,
         )
 
 
 def measure(
     targets: Sequence[Target | Launch],
-    route: str,
-    workload: Workload,
+    workloads: Workloads,
     loads: Sequence[Load],
     settings: Settings,
     *,
     out: Path | None = None,
     resume: Run | None = None,
     say: Say = lambda line: None,
-    planner: Planner | None = None,
+    planner: Callable[[str], Planner] | None = None,
 ) -> Run:
-    """Hold every load on every target, or, with a `planner`, the loads that it asks for.
+    """Hold every load on every target, or, with a `planner` for a route, the loads that it asks for.
 
+    `workloads`: one for all targets, or one a label; a workload has the route that it is for.
     Targets take turns within each load and repeat, so that a slow minute of the machine hits them all. With
     `out`, run.json is written there after each point, and the servers' logs. Ctrl-C ends early: the run so far is
     returned, marked partial; `resume` continues one.
     """
-    for_route(route, settings.slos)  # an unknown route or objective is an error before anything starts
     if len({t.label for t in targets}) < len(targets) or not targets:
         raise BadRequest("Every target needs a label of its own.", param="target")
-    session = Session(route, workload, loads, settings, say, planner=planner)
+    if planner and settings.budget is not None:
+        raise BadRequest("A time budget is split over set loads; a search has none.", param="budget")
+    session = Session(workloads, loads, settings, say, planner=planner)
+    objectives(settings.slos, [session.workload(t.label).route for t in targets])  # unknown ones before anything starts
     with contextlib.ExitStack() as stack:
         logs = (out or Path("runs")) / "logs"
         live = [stack.enter_context(running(t, logs)) for t in targets]
@@ -98,25 +106,29 @@ def measure(
 class Session:
     """The loop over repeats, loads and targets. `dial` replaces sockets in simulations."""
 
-    route: str
-    workload: Workload
+    workloads: Workloads
     loads: Sequence[Load]
     settings: Settings
     say: Say = lambda line: None
     dial: Dial | None = None
-    planner: Planner | None = None
+    planner: Callable[[str], Planner] | None = None
+    began: float = field(default_factory=time.monotonic)
+    _budget: Budget | None = field(default=None, init=False)
+
+    def workload(self, label: str) -> Workload:
+        """What a target is sent."""
+        return self.workloads if isinstance(self.workloads, Workload) else self.workloads[label]
 
     async def run(self, targets: Sequence[Running], out: Path | None = None, resume: Run | None = None) -> Run:
         """Measure; see `measure`."""
-        self._clock, self._stop = Clock(), asyncio.Event()
-        self._senders: dict[str, Sender] = {}
-        run = resume or await self._new(targets)
+        config = self._config(targets, resume)
+        run = replace(resume, config=config) if resume else Run(config, _now(), machine(), {})
         run.points = [p for p in run.points if not p.partial]
-        done = {(p.label, p.load, p.repeat) for p in run.points}
+        self._clock, self._stop = Clock(max((p.end for p in run.points), default=0.0)), asyncio.Event()
+        self._senders: dict[str, Sender] = {}
+        await self._describe(run, targets)
         with self._interruptible():
-            for repeat, load, live in self._planned(run, targets) if self.planner else self._order(targets):
-                if (live.target.label, load, repeat) in done:
-                    continue
+            for repeat, load, live in self._planned(run, targets) if self.planner else self._set(run, targets):
                 if self._stop.is_set():
                     break
                 run.points.append(await self._point(run, live, load, repeat))
@@ -129,6 +141,29 @@ class Session:
             run.save(out / "run.json")
         return run
 
+    def _set(self, run: Run, targets: Sequence[Running]) -> list[tuple[int, Load, Running]]:
+        """The loads that were asked for, less those that the run has; their shares of the time, where it is limited."""
+        done = {(p.label, p.load, p.repeat) for p in run.points}
+        turns = [turn for turn in self._order(targets) if (turn[2].target.label, turn[1], turn[0]) not in done]
+        if self.settings.budget is not None:
+            ends = self._clock() + self.settings.budget - (time.monotonic() - self.began)
+            cells = [(live.target.label, load) for _, load, live in turns]
+            self._budget = Budget(ends, cells, self.settings.verify)
+        return turns
+
+    def _plan(self, run: Run, load: Load, route: str) -> Plan:
+        """How the next point is measured."""
+        plan = self.settings.plan(load)
+        if self._budget:
+            share = self._budget.share(self._clock(), plan.requests, run.points)
+            warmup = share.warmup if self.settings.warmup is None else plan.warmup
+            return replace(plan, requests=share.requests, warmup=warmup, limit=share.seconds)
+        if self.planner and load.kind == "poisson":
+            goodput = for_run(run.config, route)["goodput"]
+            assert isinstance(goodput, Goodput)
+            return replace(plan, hopeless=OutOfReach(goodput, plan.requests))
+        return plan
+
     def _order(self, targets: Sequence[Running]) -> Iterator[tuple[int, Load, Running]]:
         """Every second turn goes through the targets backwards: nobody is always first."""
         turns = product(range(self.settings.repeats), self.loads)
@@ -140,21 +175,19 @@ class Session:
         """What the planner asks for, target by target, as points come in."""
         assert self.planner is not None
         for live in targets:
-            while load := self.planner([p for p in run.points if p.label == live.target.label]):
+            planner = self.planner(self.workload(live.target.label).route)
+            while load := planner([p for p in run.points if p.label == live.target.label]):
                 yield 0, load, live
                 if self._stop.is_set():
                     return
 
     async def _point(self, run: Run, live: Running, load: Load, repeat: int) -> Point:
         self.say(f"{live.target.label}: {load.name}" + (f", repeat {repeat + 1}" if repeat else ""))
-        items, sender = list(self.workload.items), self._sender(run, live)
+        workload, sender = self.workload(live.target.label), self._sender(run, live)
+        items = list(workload.items)
         sender.keep = choose(items, self.settings.verify, self.settings.seed)
-        plan = self.settings.plan(load)
-        if self.planner and load.kind == "poisson":
-            goodput = for_route(self.route, self.settings.slos)["goodput"]
-            assert isinstance(goodput, Goodput)
-            plan = replace(plan, hopeless=OutOfReach(goodput, plan.requests))
-        generator = Generator(sender, self.workload.stream(), self._clock, load, plan)
+        plan = self._plan(run, load, workload.route)
+        generator = Generator(sender, workload.stream(), self._clock, load, plan)
         point = await generator.run(Watch(self._clock, live.pid), self._stop, live.target.label, repeat)
         if self.settings.verify and not point.partial:
             point.checks = await verify(point, sender, items, self.settings.verify, self._clock)
@@ -163,13 +196,13 @@ class Session:
 
     def _sender(self, run: Run, live: Running) -> Sender:
         """One a target, with its requests encoded before the first is measured."""
-        target = live.target
+        target, workload = live.target, self.workload(live.target.label)
         if target.label not in self._senders:
             rate = run.config.declared_rates.get(target.label)
             sender = Sender(
-                target, self.route, self._clock, body=self.settings.body, declared_rate=rate, dial=self.dial
+                target, workload.route, self._clock, body=self.settings.body, declared_rate=rate, dial=self.dial
             )
-            sender.prepare(list(self.workload.items))
+            sender.prepare(list(workload.items))
             self._senders[target.label] = sender
         return self._senders[target.label]
 
@@ -193,25 +226,52 @@ class Session:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
-    async def _new(self, targets: Sequence[Running]) -> Run:
-        simulated = self.dial is not None
-        servers = {t.target.label: {} if simulated else await describe(t.target) for t in targets}
-        rates = {label: rate for label, info in servers.items() if (rate := _sample_rate(info))}
+    def _config(self, targets: Sequence[Running], resume: Run | None) -> Config:
+        """What is asked for. Raises `BadRequest` where a run that is resumed was asked for something else."""
+        used = {live.target.label: self.workload(live.target.label) for live in targets}
+        settings = self.settings
         config = Config(
-            route=self.route,
             models={live.target.label: live.target.model for live in targets},
-            workload=self.workload.name,
-            items=len(self.workload.items),
-            seed=self.settings.seed,
-            requests=self.settings.requests,
-            warmup=self.settings.warmup,
-            timeout=self.settings.timeout,
-            slos=self.settings.slos,
-            body=self.settings.body,
-            verify=self.settings.verify,
-            declared_rates=rates,
+            routes={label: workload.route for label, workload in used.items()},
+            workloads={w.route: Work(w.name, len(w.items)) for w in used.values()},
+            seed=settings.seed,
+            requests=settings.requests,
+            warmup=settings.warmup,
+            timeout=settings.timeout,
+            steady=settings.steady,
+            budget=settings.budget,
+            cancel_every=settings.cancel_every,
+            cancel_after=settings.cancel_after,
+            slos=settings.slos,
+            body=settings.body,
+            verify=settings.verify,
         )
-        return Run(config, datetime.now(UTC).isoformat(timespec="seconds"), machine(), servers)
+        return _continued(resume.config, config) if resume else config
+
+    async def _describe(self, run: Run, targets: Sequence[Running]) -> None:
+        """Add what the servers say of themselves; simulated ones say nothing."""
+        for live in targets if self.dial is None else ():
+            label = live.target.label
+            run.servers[label] = found = await describe(live.target)
+            if rate := _sample_rate(found):
+                run.config.declared_rates = {**run.config.declared_rates, label: rate}
+
+
+def _continued(before: Config, now: Config) -> Config:
+    """The configuration of a run that goes on, perhaps with more targets."""
+    for name in ("seed", "requests", "warmup", "steady", "timeout", "body"):
+        if getattr(before, name) != getattr(now, name):
+            was = getattr(before, name)
+            raise BadRequest(
+                f"Cannot resume: the run was made with {name} {was}, not {getattr(now, name)}.", param=name
+            )
+    for name in ("models", "routes", "workloads"):
+        old, new = getattr(before, name), getattr(now, name)
+        if changed := [key for key in old if key in new and new[key] != old[key]]:
+            raise BadRequest(f"Cannot resume: the {name} of {changed[0]} have changed.", param=name)
+        setattr(now, name, {**old, **new})
+    now.declared_rates = before.declared_rates
+    return now
 
 
 async def describe(target: Target) -> dict[str, Any]:
@@ -224,6 +284,10 @@ async def describe(target: Target) -> dict[str, Any]:
                 if answer.status_code == 200 and isinstance(answer.json(), dict):
                     found[name] = redact(answer.json())
     return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _sample_rate(info: Mapping[str, Any]) -> int | None:

@@ -46,8 +46,10 @@ def write_dashboard(folders: Sequence[Path], out: Path) -> Path:
 
 def _sweeps(reports: Sequence[Report]) -> Iterator[Drawing]:
     """The newest sweep over loads of each set of models; invalid ones are drawn, and say so."""
-    newest = {tuple(report.run.config.models.values()): report for report in reports if len(report.rows) > 1}
-    for models, report in newest.items():
-        name = ", ".join(dict.fromkeys(models)) + ("" if report.verdict != "invalid" else " (invalid)")
+    parts = [part for report in reports for part in report.sections if len(part.rows) > 1]
+    newest = {tuple(part.labels): part for part in parts}
+    for labels, report in newest.items():
+        models = dict.fromkeys(report.run.config.models[label] for label in labels)
+        name = ", ".join(models) + ("" if report.verdict != "invalid" else " (invalid)")
         drawn = {"throughput by load": throughput(report), "throughput against first response": trade_off(report)}
         yield from (Drawing(f"{name}: {what}", svg) for what, svg in drawn.items() if svg)

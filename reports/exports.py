@@ -57,7 +57,7 @@ def requests_frame(report: Report) -> pd.DataFrame:
 
 def junit(report: Report) -> bytes:
     """A test case for each target and load: it fails when its numbers must not be used."""
-    suite = ElementTree.Element("testsuite", name=f"bench.{report.run.config.route}")
+    suite = ElementTree.Element("testsuite", name="bench." + ".".join(report.routes))
     for row in report.rows:
         _case(suite, row, report)
     bad = [c for c in report.comparisons if not c]

@@ -68,8 +68,8 @@ def series(reports: Sequence[Report]) -> list[Series]:
     for report in sorted(reports, key=lambda r: r.run.started):
         client = report.run.client
         where = f"{client.get('cores')} x {client.get('cpu')}"
-        for row in report.rows:
-            for name in dict.fromkeys((report.headline, report.first)):
+        for part, row in ((section, row) for section in report.sections for row in section.rows):
+            for name in dict.fromkeys((part.headline, part.first)):
                 f = row.figures[name]
                 if f.value is not None:
                     model = report.run.config.models.get(row.label, row.label)

@@ -11,6 +11,7 @@ import jinja2
 from perf.metrics import for_route
 from perf.metrics.base import Spread
 from reports import charts
+from reports.markdown import with_parts
 from reports.numbers import percentile, quantity, significant, with_interval
 from reports.summary import Report
 
@@ -18,6 +19,11 @@ SPREADS = {
     "speech": ("ttfa", "e2e", "icl", "underrun"),
     "transcription": ("e2e", "rtf"),
     "chat": ("ttft", "itl", "icl", "e2e"),
+    "image": ("e2e",),
+    "video": ("e2e",),
+    "generate": ("ttfo", "icl", "e2e"),
+    "live": ("lag", "final"),
+    "realtime": ("final", "first_after"),
 }
 
 
@@ -33,8 +39,10 @@ def render(report: Report) -> str:
         report=report,
         config=report.run.config,
         client=report.run.client,
-        overview=list(_overview(report)),
-        spreads=list(_spreads(report)),
+        overviews=[(section, _overview(section)) for section in report.sections],
+        machine=_machine(report),
+        with_parts=with_parts,
+        spreads=[drawing for section in report.sections for drawing in _spreads(section)],
         timelines=list(_timelines(report)),
     )  # fmt: skip
 
@@ -50,26 +58,29 @@ def environment() -> jinja2.Environment:
     return env
 
 
-def _overview(report: Report) -> Iterator[Drawing]:
-    points = [point for row in report.rows for point in row.points]
-    cores = report.run.client.get("cores", 1)
+def _overview(section: Report) -> list[Drawing]:
     drawn = {
-        "Throughput against first response": charts.trade_off(report),
-        "Throughput by load": charts.throughput(report),
-        "The machine": charts.machine(points, cores),
+        "Throughput against first response": charts.trade_off(section),
+        "Throughput by load": charts.throughput(section),
     }
-    yield from (Drawing(title, svg) for title, svg in drawn.items() if svg)
+    return [Drawing(title, svg) for title, svg in drawn.items() if svg]
+
+
+def _machine(report: Report) -> Drawing | None:
+    points = sorted((point for row in report.rows for point in row.points), key=lambda p: p.start)
+    drawn = charts.machine(points, report.run.client.get("cores", 1))
+    return Drawing("The machine", drawn) if drawn else None
 
 
 def _spreads(report: Report) -> Iterator[Drawing]:
-    metrics = for_route(report.run.config.route)
-    for name in SPREADS[report.run.config.route]:
+    metrics = for_route(report.route)
+    for name in SPREADS[report.route]:
         for label in report.labels:
             metric = metrics[name]
             assert isinstance(metric, Spread)
             drawn = charts.distribution([row for row in report.rows if row.label == label], metric)
             if drawn:
-                yield Drawing(f"{metric.title}, {label}" if len(report.labels) > 1 else metric.title, drawn)
+                yield Drawing(f"{metric.title}, {label}" if len(report.run.config.models) > 1 else metric.title, drawn)
 
 
 def _timelines(report: Report) -> Iterator[Drawing]:

@@ -13,9 +13,9 @@ def render(report: Report) -> str:
     config = report.run.config
     models = ", ".join(f"`{name}`" for name in dict.fromkeys(config.models.values()))
     parts = [
-        f"## Bench of {config.route}: {models} - {report.verdict}",
+        f"## Bench of {' and '.join(report.routes)}: {models} - {report.verdict}",
         _flags(report),
-        _table(_head(report), (_line(report, row) for row in report.rows)),
+        *(_table(_head(part), (_line(part, row) for row in with_parts(part))) for part in report.sections),
         _legend(report),
         "\n".join(f"- {found}" for found in report.found),
         _failures(report),
@@ -24,6 +24,11 @@ def render(report: Report) -> str:
         _environment(report),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def with_parts(section: Report) -> list[Row]:
+    """The rows of a section, each followed by those of its parts."""
+    return [one for row in section.rows for one in (row, *row.parts)]
 
 
 def _head(report: Report) -> list[str]:
@@ -78,10 +83,8 @@ def _failures(report: Report) -> str:
 
 
 def _comparisons(report: Report) -> str:
-    if not report.comparisons:
-        return ""
-    base, *_ = report.labels
-    return f"Compared with {base}:\n\n" + "\n".join(f"- {c}" for c in report.comparisons)
+    parts = [part for part in report.sections if part.comparisons]
+    return "\n\n".join(f"Compared with {p.labels[0]}:\n\n" + "\n".join(f"- {c}" for c in p.comparisons) for p in parts)
 
 
 def _verified(report: Report) -> str:
@@ -101,5 +104,6 @@ def _environment(report: Report) -> str:
     facts += [f"{name} {version}" for name, version in client.get("packages", {}).items()]
     commit = client.get("commit")
     facts += [f"commit {commit[:12]}{' with changes' if client.get('dirty') else ''}"] if commit else []
-    workload = f"{config.workload}: {config.items} distinct requests, seed {config.seed}."
-    return f"{workload} {', '.join(facts)}. {report.run.started}."
+    works = "; ".join(f"{work.name}: {work.items} distinct requests" for work in config.workloads.values())
+    budget = f" {config.budget:g} s for the whole run, shared by its points." if config.budget else ""
+    return f"{works}; seed {config.seed}.{budget} {', '.join(facts)}. {report.run.started}."

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from perf.gate import Comparison, compare
-from perf.metrics import FIRST, HEADLINE, Metric, for_route
+from perf.metrics import FIRST, HEADLINE, Metric, for_run, objectives
 from perf.metrics.base import Spread
 from perf.metrics.stats import Summary, summarise
 from perf.metrics.totals import Counts, counts, failures
@@ -19,7 +19,7 @@ from perf.schema import Check, Load, Point, Run
 from perf.sweep import Step, highest_rate, knee, steps
 from perf.validity import Flag, flags
 
-EXTRA = ("rtf", "c100", "wer", "tpot", "goodput")
+EXTRA = ("rtf", "c100", "wer", "tpot", "final", "goodput")
 RESAMPLES = 2000
 TAIL = 2.5  # percent on each side of an interval
 
@@ -64,6 +64,7 @@ class Row:
     failures: Mapping[str, int]
     flags: tuple[Flag, ...]
     checks: tuple[Check, ...]
+    parts: tuple[Row, ...] = ()  # of a mixed workload: each kind of request by itself
 
     @property
     def name(self) -> str:
@@ -93,15 +94,33 @@ class Report:
     run: Run
     rows: tuple[Row, ...]
 
+    @cached_property
+    def sections(self) -> list[Report]:
+        """The report of each route, in the order of the targets: figures of different routes share no table."""
+        routes = self.run.config.routes
+        names = dict.fromkeys(routes.values())
+        return [Report(self.run, tuple(r for r in self.rows if routes[r.label] == name)) for name in names]
+
+    @property
+    def routes(self) -> list[str]:
+        """The routes of its targets."""
+        return list(dict.fromkeys(self.run.config.routes[label] for label in self.labels))
+
+    @property
+    def route(self) -> str:
+        """The route of a section."""
+        (route,) = self.routes or list(self.run.config.routes.values())[:1]
+        return route
+
     @property
     def headline(self) -> str:
         """Name of the route's throughput metric."""
-        return HEADLINE[self.run.config.route]
+        return HEADLINE[self.route]
 
     @property
     def first(self) -> str:
         """Name of the route's first-response metric."""
-        return FIRST[self.run.config.route]
+        return FIRST[self.route]
 
     @property
     def extra(self) -> list[Figure]:
@@ -127,26 +146,31 @@ class Report:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        """Every other target against the first one of the run."""
-        base, *others = self.labels or [""]
-        found = (compare(self.run, self.run, label_a=base, label_b=other) for other in others)
-        return [comparison for comparisons in found for comparison in comparisons]
+        """Every other target against the first one of its route."""
+        return [c for section in self.sections for c in _against_the_first(self.run, section.labels)]
 
 
 def build(run: Run) -> Report:
     """The summary of a run."""
-    metrics = for_route(run.config.route, run.config.slos)
+    metrics = {route: for_run(run.config, route) for route in run.config.routes.values()}
     groups: dict[tuple[str, Load], list[Point]] = {}
     for point in run.points:
         groups.setdefault((point.label, point.load), []).append(point)
     labels = list(run.config.models)
     keys = sorted(groups, key=lambda key: (labels.index(key[0]), key[1].kind, key[1].level))
-    return Report(run, tuple(_row(run, *key, groups[key], metrics) for key in keys))
+    return Report(run, tuple(_row(run, *key, groups[key], metrics[run.config.routes[key[0]]]) for key in keys))
+
+
+def _against_the_first(run: Run, labels: Sequence[str]) -> list[Comparison]:
+    base, *others = labels or [""]
+    found = (compare(run, run, label_a=base, label_b=other) for other in others)
+    return [comparison for comparisons in found for comparison in comparisons]
 
 
 def _found(run: Run, label: str) -> list[Found]:
     first_repeats = [p for p in run.points if p.label == label and p.repeat == 0]
-    route, slos = run.config.route, run.config.slos
+    route = run.config.routes[label]
+    slos = objectives(run.config.slos, run.config.routes.values())[route]
     loops, rates = (steps(first_repeats, route, slos, kind) for kind in ("closed", "poisson"))
     top = knee(loops) if len(loops) > 2 else None
     held = highest_rate(rates) if len(rates) > 1 and slos else None
@@ -166,7 +190,19 @@ def _row(run: Run, label: str, load: Load, points: list[Point], metrics: Mapping
         failures=sum((failures(p) for p in points), Counter()),
         flags=_flags([flags(p, run.config, cores) for p in points]),
         checks=tuple(check for p in points for check in p.checks),
+        parts=tuple(_row(run, f"{label}, {part}", load, _of_part(points, part), metrics) for part in _parts(points)),
     )
+
+
+def _parts(points: Sequence[Point]) -> list[str]:
+    """The kinds of requests, where there are several."""
+    found = {r.part for p in points for r in p.records}
+    return sorted(found) if len(found) > 1 else []
+
+
+def _of_part(points: Sequence[Point], part: str) -> list[Point]:
+    """The points as if the other kinds were somebody else's."""
+    return [replace(p, records=[r for r in p.records if r.part == part], checks=[]) for p in points]
 
 
 def _flags(found: Sequence[Sequence[Flag]]) -> tuple[Flag, ...]:
@@ -230,4 +266,5 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "flags": [asdict(flag) for flag in row.flags],
         "checks": [asdict(check) for check in row.checks],
         "figures": {name: asdict(found) for name, found in row.figures.items()},
+        "parts": [_row_dict(part) for part in row.parts],
     }

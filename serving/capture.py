@@ -27,6 +27,7 @@ class Frame:
     rows: int
     units: int
     slots: torch.Tensor  # [rows]
+    index: np.ndarray | None = None  # the slots that it holds
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -55,8 +56,10 @@ class Runner:
             self._frames.move_to_end(bucket)
         self._turn ^= 1
         frame = frames[self._turn]
-        frame.slots[: len(index)] = torch.from_numpy(index)
-        frame.slots[len(index) :] = 0
+        if frame.index is not index:
+            frame.index = index
+            frame.slots[: len(index)] = torch.from_numpy(index)
+            frame.slots[len(index) :] = 0
         return frame
 
     def _bucket(self, rows: int, units: int) -> tuple[int, int] | None:

@@ -80,7 +80,9 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def _is_branch(part: int | str) -> bool:
     """Pydantic puts the tried branch of a union into the location; a caller never wrote it."""
-    return isinstance(part, str) and (part in {"str", "int", "float", "bool", "none"} or "[" in part)
+    if not isinstance(part, str):
+        return False
+    return part in {"str", "int", "float", "bool", "none"} or "[" in part or part.startswith("constrained-")
 
 
 def _sentence(error: ErrorDetails, param: str | None, valid: set[str]) -> tuple[str, str]:

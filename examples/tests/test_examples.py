@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ def url(tmp_path_factory):
         yield server.target.url
 
 
-def run(folder, *arguments, cwd):
+def run(folder, *arguments, cwd, python=sys.executable):
     """What the folder's script prints; it must end well."""
     (script,) = [path for path in (HERE / folder).iterdir() if path.suffix in {".py", ".sh"}]
-    program = sys.executable if script.suffix == ".py" else "bash"
+    program = python if script.suffix == ".py" else "bash"
     done = subprocess.run(
         [program, str(script), *map(str, arguments)],
         cwd=cwd,
@@ -80,10 +81,35 @@ def test_generate_websocket(url, tmp_path):
     assert out.startswith("done: 50 tokens for 200 samples")
 
 
+def environment_of(folder, path):
+    """The interpreter of a new environment with what the folder requires."""
+    venv.create(path, with_pip=True)
+    python = path / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "-r", HERE / folder / "requirements.txt"], check=True)
+    return str(python)
+
+
+HEARD = r"spoken: \d+\.\d\d s\nheard: .*\n"
+
+
+@pytest.mark.nightly
+def test_livekit_agents(url, tmp_path):
+    python = environment_of("06_livekit_agents", tmp_path / "env")
+    out = run("06_livekit_agents", "It is late.", "toy", "whisper_tiny_en", url, cwd=tmp_path, python=python)
+    assert re.fullmatch(HEARD, out)
+
+
+@pytest.mark.nightly
+def test_pipecat(url, tmp_path):
+    python = environment_of("07_pipecat", tmp_path / "env")
+    out = run("07_pipecat", "It is late.", "toy", "whisper_tiny_en", url, cwd=tmp_path, python=python)
+    assert re.fullmatch(HEARD, out)
+
+
 def test_every_example_is_explained_listed_and_run():
     tests = Path(__file__).read_text(encoding="utf-8")
     listed = (HERE / "README.md").read_text(encoding="utf-8")
-    assert len(FOLDERS) == 5
+    assert len(FOLDERS) == 7
     for folder in FOLDERS:
         assert (HERE / folder / "README.md").is_file(), folder
         assert f"({folder})" in listed

@@ -108,13 +108,16 @@ def packaged_onnx() -> bytes:
     return joined
 
 
+def packaged_tensors(config: Config) -> Path:
+    """The safetensors file of the export's weights in float32, converted on first use. Raises `SetupError`."""
+    return converted(f"kokoro-{ONNX_SHA256[:12]}-{CONVERSION}", _converting(config), 4 * PARAMETERS)
+
+
 def _from_packages() -> Found:
     companion = fetch(COMPANION)
     config = Config(vocab=json.loads((companion / VOCAB).read_text(encoding="utf-8"))["vocab"])
-
-    path = converted(f"kokoro-{ONNX_SHA256[:12]}-{CONVERSION}", _converting(config), 4 * PARAMETERS)
     found = voices.from_npz(companion / JAPANESE) | voices.from_npm()
-    return config, read_safetensors(path), found
+    return config, read_safetensors(packaged_tensors(config)), found
 
 
 def _converting(config: Config) -> Iterator[tuple[str, Tensor]]:

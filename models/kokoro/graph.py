@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 
 import numpy as np
+from torch import Tensor
 
 from models.kokoro import media
 from models.kokoro.config import MAX_PHONEMES, SAMPLE_RATE
@@ -13,6 +16,7 @@ from models.kokoro.g2p import G2P
 from models.kokoro.modules import Kokoro
 from models.kokoro.nodes import FrameHalf, Manner, Noise, TextHalf
 from models.kokoro.request import Deployment, SpeakKnobs
+from models.kokoro.swift import SwiftFrameHalf
 from models.kokoro.voices import Voices
 from serving.core.contract import Edge, Emit, Graph, Options, Packed, Piece, Steps, Task
 from serving.core.streams import Each, Whole
@@ -31,10 +35,12 @@ WALKS = {"speak": ("text_half", "noise", "frame_half")}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prepared request: the phonemes of each piece, and how they are spoken."""
+    """A prepared request: the phonemes of each piece, worked out as they are needed, and how they are spoken."""
 
-    phonemes: tuple[str, ...]
-    manners: tuple[Manner, ...]
+    phonemes: Iterator[str]
+    table: Tensor  # [510, 256] the voice's styles by length
+    speed: float
+    seed: int
     voice: str
     language: str
 
@@ -49,10 +55,11 @@ class KokoroPort:
         self.net, self.d, self.device = net, deployment, options.device
         self._voices, self._g2p = voices, g2p
         self.modules = {"kokoro": net}
+        frames = SwiftFrameHalf(net) if cpu and options.profile != "exact" else net.frame_half
         nodes = (
             TextHalf(net, deployment.text_buckets, rows, captured),
             Noise(net, options.device),
-            FrameHalf(net, deployment.frame_buckets, rows, captured),
+            FrameHalf(net, deployment.frame_buckets, rows, captured, frames),
         )
         self.graph = Graph({node.name: node for node in nodes}, EDGES, {}, WALKS)
 
@@ -69,47 +76,52 @@ class KokoroPort:
             pieces = self._given(knobs.phonemes, knobs.speed)
         else:
             pieces = self._from_text(str(task.inputs["text"]), language, knobs.speed)
-        manners = tuple(
-            Manner(table[min(len(piece), MAX_PHONEMES) - 1].to(self.device), knobs.speed, (task.seed + i) % 2**63)
-            for i, piece in enumerate(pieces)
-        )
-        return Job(tuple(pieces), manners, knobs.voice, language)
+        return Job(pieces, table, knobs.speed, task.seed, knobs.voice, language)
 
-    def _from_text(self, text: str, language: str, speed: float) -> list[str]:
+    def _from_text(self, text: str, language: str, speed: float) -> Iterator[str]:
         if not text.strip():
             raise BadRequest("The text is empty.", param="input")
         known = self.net.config.vocab
 
+        @lru_cache(maxsize=64)  # a part is measured before it is said
         def phonemize(part: str) -> str:
             return "".join(p for p in self._g2p(language, part) if p in known)
 
-        first, target = self.d.first_chunk_target_phonemes, self.d.chunk_target_phonemes
-        pieces = media.pieces(text, phonemize, speed, first, target)
-        if not any(p.isalpha() for piece in pieces for p in piece):
-            raise BadRequest("Nothing in the text can be pronounced: give it some words.", param="input")
-        return pieces
+        nothing = BadRequest("Nothing in the text can be pronounced: give it some words.", param="input")
+        return self._pieces(text, phonemize, speed, nothing)
 
-    def _given(self, phonemes: str, speed: float) -> list[str]:
+    def _given(self, phonemes: str, speed: float) -> Iterator[str]:
         known = self.net.config.vocab
         unknown = sorted({p for p in phonemes if p not in known})
         if unknown:
             message = f"Not phonemes of this model: {' '.join(unknown)}. Known: {''.join(known)}"
             raise BadRequest(message, param="phonemes")
-        if not any(p.isalpha() for p in phonemes):
-            raise BadRequest("There is no phoneme to pronounce.", param="phonemes")
+        return self._pieces(phonemes, str, speed, BadRequest("There is no phoneme to pronounce.", param="phonemes"))
+
+    def _pieces(self, text: str, phonemize: Callable[[str], str], speed: float, nothing: BadRequest) -> Iterator[str]:
+        """The pieces, read up to the first in which something is pronounced; `nothing` is raised if none is."""
         first, target = self.d.first_chunk_target_phonemes, self.d.chunk_target_phonemes
-        return media.pieces(phonemes, str, speed, first, target)
+        pieces = media.pieces(text, phonemize, speed, first, target)
+        read = []
+        for piece in pieces:
+            read.append(piece)
+            if any(p.isalpha() for p in piece):
+                return chain(read, pieces)
+        raise nothing
 
     def in_flight(self, job: Job) -> int:
         return 2
 
     def pieces(self, job: Job) -> Steps:
         """Every piece goes through the whole walk."""
-        for phonemes, manner in zip(job.phonemes, job.manners, strict=True):
-            tokens = Packed.one(media.tokens(phonemes, self.net.config.vocab))
-            yield Piece("speak", {"text_half.tokens": tokens}, manner)
-        facts = {"voice": job.voice, "language": job.language, "pieces": len(job.phonemes)}
-        yield Emit("info", Packed.one([facts | {"phonemes": sum(map(len, job.phonemes))}]))
+        count = phonemes = 0
+        for count, piece in enumerate(job.phonemes, 1):
+            style = job.table[min(len(piece), MAX_PHONEMES) - 1].to(self.device)
+            manner = Manner(style, job.speed, (job.seed + count - 1) % 2**63)
+            phonemes += len(piece)
+            yield Piece("speak", {"text_half.tokens": Packed.one(media.tokens(piece, self.net.config.vocab))}, manner)
+        facts = {"voice": job.voice, "language": job.language, "pieces": count, "phonemes": phonemes}
+        yield Emit("info", Packed.one([facts]))
 
     def present(self, port: str, items: Packed) -> np.ndarray | dict[str, object]:
         """Samples float32 [T] at 24 kHz; facts about the whole."""

@@ -54,12 +54,16 @@ class Kokoro(nn.Module):
 
         `noise` [B, 9, samples] is standard normal; what lies past a row's end must be zero.
         """
+        x, f0 = self.trunk(prosody, text, lengths, style)
+        source = self.decoder.generator.source(f0, noise, 2 * lengths)
+        return self.decoder.generator(x, self._styles(style)[0], source, 2 * lengths)
+
+    def trunk(self, prosody: Tensor, text: Tensor, lengths: Tensor, style: Tensor) -> tuple[Tensor, Tensor]:
+        """What the generator starts from [B, C, 2T], and the pitch in Hz [B, 2T]."""
         timbre, manner = self._styles(style)
         span, twice = Span.of(lengths, text.shape[1]), Span.of(2 * lengths, 2 * text.shape[1])
         f0, energy = self.predictor.curves(prosody, manner, span, twice)
-        x = self.decoder.trunk(text.transpose(1, 2), f0, energy, timbre, span, twice)
-        source = self.decoder.generator.source(f0, noise, twice.lengths)
-        return self.decoder.generator(x, timbre, source, twice.lengths)
+        return self.decoder.trunk(text.transpose(1, 2), f0, energy, timbre, span, twice), f0
 
     def _styles(self, style: Tensor) -> tuple[Tensor, Tensor]:
         """How the voice sounds, and how it speaks."""

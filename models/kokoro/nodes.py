@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from models.kokoro.modules import Kokoro, draw_noise, frame_counts
 from models.kokoro.vocoder import HARMONICS
 from serving.core.contract import Batch, Node, Offer, Packed, Row, Settled, Verdict
+
+Frames = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # `Kokoro.frame_half`, or what stands for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,10 @@ class FrameHalf(Bucketed):
     name = "frame_half"
     takes = ("frames", "encoded", "noise")
 
+    def __init__(self, net: Kokoro, ladder: Sequence[int], rows: int, captured: int, frames: Frames) -> None:
+        super().__init__(net, ladder, rows, captured)
+        self.frames = frames
+
     def stage(self, b: Batch) -> None:
         length, lengths = self.common(b, "frames")
         c, each = self.net.config, self.net.config.samples_per_frame
@@ -152,7 +158,7 @@ class FrameHalf(Bucketed):
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
         held = b.buffers
-        audio = self.net.frame_half(held["prosody"], held["text"], held["lengths"], held["style"], held["noise"])
+        audio = self.frames(held["prosody"], held["text"], held["lengths"], held["style"], held["noise"])
         return {"pcm": audio}
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:

@@ -119,6 +119,19 @@ def test_kokoro_audio_with_the_references_pitch_in_the_source(run, case, check):
     check(case, "outputs/audio", run.audio_from(case["taps/f0"], trunk))
 
 
+@pytest.fixture
+def swift(port):
+    """The generator of the default profile on a CPU."""
+    return port(KEY, profile="default").model.graph.nodes["frame_half"].frames.generator
+
+
+def test_kokoro_default_profile_audio_with_the_references_pitch_in_the_source(run, swift, case, check):
+    trunk = run.trunk(*run.curves())
+    source = run.net.decoder.generator.source(case["taps/f0"], run.noise, 2 * run.lengths)
+    audio = swift(trunk[0].t().contiguous(), run.style[0, :128], source[0].t())
+    check(case, "outputs/audio", audio, name="default/audio")
+
+
 def test_kokoro_audio_free_running(run, case, check):
     check(case, "outputs/audio", run.audio(), name="free/audio")
 

@@ -1,6 +1,7 @@
 """The port against what openai-whisper was recorded to do, and against transformers with the same weights.
 
-A third is CTranslate2, as recorded. Packaged speech with real tiny.en; a random multilingual network for language detection and both tasks.
+A third is CTranslate2, as recorded. Packaged speech with real tiny.en; a random multilingual network for language
+detection and both tasks.
 """
 
 from __future__ import annotations

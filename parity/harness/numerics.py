@@ -127,15 +127,22 @@ def _build(pattern: str) -> str:
 
 
 def _processor() -> str:
-    """Vendor and the instruction sets that math libraries dispatch on."""
+    """Vendor, family and model, and the instruction sets that math libraries dispatch on."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return host.machine()
-    vendor = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.M)
+    found = [re.search(rf"^{name}\s*:\s*(\S+)", text, re.M) for name in ("vendor_id", "cpu family", "model")]
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
     held = set(flags.group(1).split()) if flags else set()
-    return " ".join([vendor.group(1) if vendor else host.machine(), *(name for name in ISA if name in held)])
+    named = [name.group(1) for name in found if name] or [host.machine()]
+    return " ".join([*named, *(name for name in ISA if name in held)])
+
+
+def _caches() -> str:
+    """Sizes of the first core's caches: math libraries cut their blocks, and so the order of sums, by them."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    return " ".join(size.read_text().strip() for size in sorted(sizes)) or "unknown"
 
 
 def _gpu() -> str:
@@ -150,6 +157,7 @@ def platform(device: str = "cpu") -> dict[str, str]:
     flags = {
         "machine": host.machine(),
         "processor": _processor(),
+        "caches": _caches(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "mkl": _build(r"Math Kernel Library Version (\S+)"),

@@ -27,7 +27,7 @@ def main(compute_type: str, workers: int, threads: int) -> None:
 
     info = {"name": "faster-whisper", "versions": {n: version(n) for n in ("faster-whisper", "ctranslate2")}}
     settings = {"compute_type": compute_type, "num_workers": workers, "cpu_threads": threads, "beam_size": 1}
-    serve.serve(transcribe, {**info, "settings": settings})
+    serve.serve(serve.Peer({**info, "settings": settings}, transcribe=transcribe))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from importlib.metadata import version
 
 import soundfile
@@ -14,7 +13,7 @@ from scipy.signal import resample_poly
 from models.weights.sources import fetch
 from models.whisper import SOURCES
 from models.whisper.weights import read
-from perf.peers.serve import serve
+from perf.peers.serve import Peer, serve
 
 KEY = "whisper_tiny_en"
 RATE = 16_000
@@ -31,18 +30,20 @@ def build() -> whisper.Whisper:
 
 
 def main() -> None:
-    model, turn = build(), threading.Lock()
+    model = build()
 
     def transcribe(wav: bytes) -> str:
         samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
         sound = samples if rate == RATE else resample_poly(samples, RATE, rate).astype("float32")
-        with turn, torch.inference_mode():
+        with torch.inference_mode():
             said = model.transcribe(sound, fp16=False, language="en", temperature=0.0, without_timestamps=True)
         return str(said["text"]).strip()
 
     versions = {name: version(name) for name in ("openai-whisper", "torch")}
-    settings = {"dtype": "float32", "threads": torch.get_num_threads(), "beam_size": None}
-    serve(transcribe, {"name": "openai-whisper", "versions": versions, "settings": settings})
+    settings = {"dtype": "float32", "at_once": 1, "threads": torch.get_num_threads(), "beam_size": None}
+    serve(
+        Peer({"name": "openai-whisper", "versions": versions, "settings": settings}, transcribe=transcribe, at_once=1)
+    )
 
 
 if __name__ == "__main__":

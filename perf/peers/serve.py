@@ -1,16 +1,21 @@
-"""OpenAI's transcription route over any function, with the standard library only: it runs in a peer's environment.
+"""OpenAI's routes over plain functions, with the standard library only: it runs in a peer's environment.
 
-As thin as can be, so that what is measured is the peer: one thread a connection, the file from the form, the text
-in JSON. `/v1/server_info` names versions and settings, which the bench records.
+As thin as can be, so that what is measured is the peer: one thread a connection, at most `at_once` of them in the
+peer. `/v1/server_info` names versions and settings, which the bench records.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+UNKNOWN = 0xFFFFFFFF  # the length of a WAV file that is still being made
 
 
 class Server(ThreadingHTTPServer):
@@ -18,34 +23,106 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
 
-def serve(transcribe: Callable[[bytes], str], info: Mapping[str, Any]) -> None:
-    """Serve on a free local port until stopped; prints the address. `transcribe`: a WAV file to its text."""
+@dataclass
+class Peer:
+    """What is served: `transcribe` a WAV file, `speak` a text as pieces of 16-bit PCM, `chat` as pieces of text.
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+    `chat` gets the request's body. `info`: name, versions and settings.
+    """
 
-        def do_GET(self) -> None:
-            self._answer({"data": [{"id": info["name"]}]} if self.path == "/v1/models" else dict(info))
+    info: Mapping[str, Any]
+    transcribe: Callable[[bytes], str] | None = None
+    speak: Callable[[str], Iterable[bytes]] | None = None
+    chat: Callable[[Mapping[str, Any]], Iterable[str]] | None = None
+    rate: int = 24_000
+    at_once: int | None = None
+    turn: Any = field(init=False)
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            self._answer({"text": transcribe(form_file(self.headers["content-type"], body))})
+    def __post_init__(self) -> None:
+        self.turn = threading.Semaphore(self.at_once or 10**6)
 
-        def _answer(self, value: Mapping[str, Any]) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a line a request is work that the peer would not do."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
+def serve(peer: Peer) -> None:
+    """Serve on a free local port until stopped; prints the address."""
+    handler = type("Bound", (Handler,), {"peer": peer})
+    with Server(("127.0.0.1", 0), handler) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A connection. Its answers are documents, or chunks as they are made."""
+
+    peer: Peer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        info = self.peer.info
+        self._document({"data": [{"id": info["name"]}]} if self.path == "/v1/models" else dict(info))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path.endswith("transcriptions"):
+            self._transcribe(form_file(self.headers["content-type"], body))
+        elif self.path.endswith("speech"):
+            self._chunks("audio/wav", self._wav(str(json.loads(body)["input"])))
+        else:
+            self._chunks("text/event-stream", self._events(json.loads(body)))
+
+    def _transcribe(self, wav: bytes) -> None:
+        assert self.peer.transcribe is not None
+        with self.peer.turn:
+            said = self.peer.transcribe(wav)
+        self._document({"text": said})
+
+    def _wav(self, text: str) -> Iterator[bytes]:
+        assert self.peer.speak is not None
+        opening = wav_header(self.peer.rate)
+        with self.peer.turn:
+            for piece in self.peer.speak(text):
+                yield opening + piece
+                opening = b""
+
+    def _events(self, body: Mapping[str, Any]) -> Iterator[bytes]:
+        assert self.peer.chat is not None
+        tokens = 0
+        with self.peer.turn:
+            for tokens, piece in enumerate(self.peer.chat(body), 1):
+                usage = {"completion_tokens": tokens}
+                yield event({"choices": [{"index": 0, "delta": {"content": piece}}], "usage": usage})
+        yield event({"choices": [], "usage": {"completion_tokens": tokens}}) + b"data: [DONE]\n\n"
+
+    def _chunks(self, kind: str, pieces: Iterable[bytes]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for piece in pieces:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _document(self, value: Mapping[str, Any]) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line a request is work that the peer would not do."""
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def wav_header(rate: int) -> bytes:
+    """Of 16-bit mono whose length is not known yet."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+    return struct.pack("<4sI4s", b"RIFF", UNKNOWN, b"WAVE") + form + struct.pack("<4sI", b"data", UNKNOWN)
 
 
 def form_file(content_type: str, body: bytes) -> bytes:

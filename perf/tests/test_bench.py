@@ -37,7 +37,7 @@ def simulated(server: FakeServer, route: str = "speech", loads=(closed(2),), **s
     """A run in simulated time."""
 
     async def main() -> Run:
-        session = Session(route, default(route), loads, Settings(**settings), dial=dial_to(server))
+        session = Session(default(route), loads, Settings(**settings), dial=dial_to(server))
         return await session.run([Running(Target("http://fake", "fake"))])
 
     return simulate(main)
@@ -46,7 +46,7 @@ def simulated(server: FakeServer, route: str = "speech", loads=(closed(2),), **s
 def over_sockets(server: FakeServer, route: str, loads=(closed(4),), **settings) -> Run:
     async def main() -> Run:
         async with server.listening() as url:
-            session = Session(route, default(route), loads, Settings(requests=12, **settings))
+            session = Session(default(route), loads, Settings(requests=12, **settings))
             return await session.run([Running(Target(url, "fake"))])
 
     return asyncio.run(main())
@@ -103,9 +103,7 @@ def test_interrupted_runs_keep_what_was_measured_and_resume():
     server = FakeServer(lambda i: Script(first=1.0, gaps=()))
 
     async def main() -> tuple[Run, Run]:
-        session = Session(
-            "speech", default("speech"), [closed(1), closed(4)], Settings(requests=8), dial=dial_to(server)
-        )
+        session = Session(default("speech"), [closed(1), closed(4)], Settings(requests=8), dial=dial_to(server))
         live = [Running(Target("http://fake", "fake"))]
         task = asyncio.create_task(session.run(live))
         await asyncio.sleep(11.5)
@@ -129,7 +127,7 @@ def test_a_signal_ends_a_real_run_and_leaves_a_readable_run_json(tmp_path: Path)
     code = (
         "import sys, pathlib; from perf.session import *; from perf.tests.test_bench import *;"
         "out = pathlib.Path(sys.argv[1]);"
-        "measure([FAKE], 'speech', sentences(), [closed(1)], Settings(requests=100000), out=out, say=print)"
+        "measure([FAKE], sentences(), [closed(1)], Settings(requests=100000), out=out, say=print)"
     )
     child = subprocess.Popen([sys.executable, "-uc", code, tmp_path], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -157,7 +155,7 @@ def test_verify_compares_answers_of_the_measured_run():
 def test_targets_take_turns():
     async def main() -> Run:
         session = Session(
-            "chat", default("chat"), [closed(1), closed(2)], Settings(requests=2, repeats=2),
+            default("chat"), [closed(1), closed(2)], Settings(requests=2, repeats=2),
             dial=dial_to(FakeServer(lambda i: QUICK)),
         )  # fmt: skip
         return await session.run([Running(Target("http://a", "m", "a")), Running(Target("http://b", "m", "b"))])
@@ -170,7 +168,7 @@ def test_targets_take_turns():
 def test_launched_servers_are_awaited_and_stopped(tmp_path: Path):
     with running(FAKE, tmp_path) as live:
         assert live.pid is not None
-        run = asyncio.run(Session("chat", prompts(), [closed(2)], Settings(requests=4)).run([live]))
+        run = asyncio.run(Session(prompts(), [closed(2)], Settings(requests=4)).run([live]))
         assert run.points[0].samples[-1].server is not None
         assert run.servers["fake"]["model"]["capabilities"]["sample_rate"] == 24_000
         os.kill(live.pid, 0)
@@ -187,7 +185,9 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path):
 def test_nothing_starts_for_an_unknown_route_or_objective(tmp_path: Path):
     for route, slos in (("speach", {}), ("speech", {"ttfaa": 1.0})):
         with pytest.raises(BadRequest, match="Did you mean"):
-            measure([FAKE], route, sentences(), [closed(1)], Settings(slos=slos), out=tmp_path)
+            measure(
+                [FAKE], dataclasses.replace(sentences(), route=route), [closed(1)], Settings(slos=slos), out=tmp_path
+            )
     assert not list(tmp_path.iterdir())
 
 
@@ -203,6 +203,23 @@ def test_a_time_limit_measures_fewer_requests():
     assert not point.partial
     assert 8 <= len(point.measured) <= 12
     assert all(r.outcome == "ok" for r in point.measured)
+
+
+def test_a_run_made_otherwise_is_not_resumed():
+    before = simulated(FakeServer(lambda i: QUICK), requests=4, steady=True)
+    assert before.config.steady
+    server = dial_to(FakeServer(lambda i: QUICK))
+
+    async def main(**settings) -> None:
+        session = Session(
+            default("speech"), [closed(2)], Settings(**{"requests": 4, "steady": True, **settings}), dial=server
+        )
+        await session.run([Running(Target("http://fake", "fake"))], resume=before)
+
+    for settings in ({"steady": False}, {"seed": 1}, {"requests": 5}):
+        with pytest.raises(BadRequest, match=f"made with {next(iter(settings))}"):
+            simulate(lambda settings=settings: main(**settings))
+    simulate(main)
 
 
 def warmed(first, warmup: int, **settings) -> int:

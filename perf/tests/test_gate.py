@@ -37,7 +37,7 @@ def version(seed: int, slower: float = 1.0) -> Run:
     empty = dataclasses.replace(version(0), points=[]) if seed or slower != 1 else None
 
     async def main() -> Run:
-        session = Session("speech", sentences(16), [LOAD], settings, dial=dial_to(FakeServer(script)))
+        session = Session(sentences(16), [LOAD], settings, dial=dial_to(FakeServer(script)))
         return await session.run([Running(Target("http://fake", "fake"))], resume=empty)
 
     return simulate(main)
@@ -83,7 +83,7 @@ def test_what_cannot_be_compared_is_refused():
     run = version(1)
     with pytest.raises(BadRequest, match='Did you mean "ttfa"'):
         compare(run, run, ["ttfaa"])
-    chat = dataclasses.replace(run, config=dataclasses.replace(run.config, route="chat"))
+    chat = dataclasses.replace(run, config=dataclasses.replace(run.config, routes={"server": "chat"}))
     with pytest.raises(BadRequest, match="speech with chat"):
         compare(run, chat)
     other = dataclasses.replace(run, points=[dataclasses.replace(p, load=closed(9)) for p in run.points])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.bench import route_of, run_bench
+from perf.bench import route_of, routes_of, run_bench
 from perf.fake_server import FakeServer, Script
 from perf.schema import Load, read_run
 from serving.errors import BadRequest
@@ -47,7 +47,7 @@ def test_a_url_under_closed_and_open_loads(url: str, tmp_path: Path):
     assert resumed.points[:2] == closed.points
     assert [p.load.level for p in resumed.points] == [1, 2, 3]
     guessed = run_bench(url=url, concurrency=(1,), requests=2)  # the server says what its one model does
-    assert (guessed.config.route, guessed.config.models) == ("speech", {"server": "fake"})
+    assert (guessed.config.routes, guessed.config.models) == ({"server": "speech"}, {"server": "fake"})
     opened = run_bench(url=url, route="chat", rate=(50,), requests=3, model="m", ignore_eos=True)
     assert opened.config.body == {"ignore_eos": True}
     assert closed.config.body == {}
@@ -58,8 +58,9 @@ def test_the_route_is_the_one_that_all_keys_serve():
     assert route_of(["whisper_tiny_en"], None) == "transcription"
     assert route_of(["whisper_tiny_en", "whisper"], None) == "transcription"
     assert route_of([], "speak") == "speech"
-    with pytest.raises(BadRequest, match="bench them apart"):
-        route_of(["whisper_tiny_en", "toy"], None)
+    assert routes_of(["whisper_tiny_en", "kokoro"], None) == {"whisper_tiny_en": "transcription", "kokoro": "speech"}
+    with pytest.raises(BadRequest, match="more than one route"):
+        route_of(["whisper_tiny_en", "kokoro"], None)
     with pytest.raises(BadRequest, match='Did you mean "speech"'):
         route_of([], "speach")
     with pytest.raises(BadRequest, match="Say which route"):

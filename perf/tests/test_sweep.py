@@ -24,7 +24,7 @@ def explore(planner: Planner, **settings) -> Run:
 
     async def main() -> Run:
         server = FakeServer(lambda i: Script(first=rng.uniform(0.4, 0.6), gaps=()), slots=8)
-        session = Session("speech", sentences(), [], Settings(**settings), dial=dial_to(server), planner=planner)
+        session = Session(sentences(), [], Settings(**settings), dial=dial_to(server), planner=lambda route: planner)
         return await session.run([Running(Target("http://fake", "fake"))])
 
     return simulate(main)

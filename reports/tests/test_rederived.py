@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from perf.arrivals import closed
 from perf.fake_server import Script
 from perf.schema import read_run
 from perf.text import normaliser
+from perf.workloads import named
+from reports import write_all
 from reports.summary import as_dict, build
 from reports.tests.test_reports import make
 
@@ -120,3 +123,52 @@ def test_every_figure_is_derived_again_from_run_json(route: str, tmp_path: Path)
             assert got == pytest.approx(value, abs=1e-9), (row["load"], name)
         others = {"success", "goodput", "offered", "achieved"}  # of any route: derived with those of speech
         assert {n for n, f in row["figures"].items() if f["value"] is not None} <= {n.split()[0] for n in want} | others
+
+
+def test_a_run_of_two_routes_has_a_section_for_each_and_says_how_it_was_limited(tmp_path: Path):
+    spoken, heard = (
+        make(route, labels=(label,), requests=6) for route, label in (("speech", "a"), ("transcription", "b"))
+    )
+    config = dataclasses.replace(
+        spoken.config,
+        models={"a": "fake", "b": "fake"},
+        routes={"a": "speech", "b": "transcription"},
+        workloads={**spoken.config.workloads, **heard.config.workloads},
+        budget=840.0,
+        steady=True,
+    )
+    both = dataclasses.replace(spoken, config=config, points=[*spoken.points, *heard.points])
+    read = read_run(both.save(tmp_path / "run.json"))
+    alone = {one.points[0].label: as_dict(build(one))["rows"] for one in (spoken, heard)}
+    report = build(read)
+    assert as_dict(report)["rows"] == [*alone["a"], *alone["b"]]
+    assert [(section.route, section.headline) for section in report.sections] == [
+        ("speech", "audio_throughput"), ("transcription", "audio_throughput"),
+    ]  # fmt: skip
+    paths = {path.name: path.read_text() for path in write_all(read, tmp_path)}
+    page, text = paths["report.html"], paths["report.md"]
+    assert "840 s for the whole run" in text
+    assert "840 s for the whole run" in page
+    assert "until the latency held still" in page
+    assert text.count("| Target |") == 2
+    assert "Time to first audio" in text
+    assert "Word error rate" in text
+    assert "<h2>Speech</h2>" in page
+    assert "<h2>Transcription</h2>" in page
+
+
+def test_parts_of_a_mixed_load_are_rows_of_their_own(tmp_path: Path):
+    run = make("speech", workload=named("3*sentences:n=8+long-texts:n=4"), loads=[closed(4)], requests=60)
+    bare = json.loads(run.save(tmp_path / "run.json").read_text())
+    (row,) = as_dict(build(read_run(tmp_path / "run.json")))["rows"]
+    assert [part["label"] for part in row["parts"]] == ["one, long-texts:n=4", "one, sentences:n=8"]
+    assert sum(part["counts"]["sent"] for part in row["parts"]) == row["counts"]["sent"] == 60
+    (point,) = bare["points"]
+    for part in row["parts"]:
+        mine = [r for r in point["records"] if f"one, {r['part']}" == part["label"] and r["outcome"] == "ok"]
+        measured = [r["end"] - r["sent"] for r in mine if point["start"] <= r["sent"] <= point["sent_until"]]
+        assert part["figures"]["e2e"]["value"] == pytest.approx(float(np.median(measured)), abs=1e-9)
+        ended = sum(point["start"] <= r["end"] <= point["end"] for r in mine)
+        rate = ended / (point["end"] - point["start"])
+        assert part["figures"]["request_throughput"]["value"] == pytest.approx(rate, abs=1e-9)
+    assert "one, long-texts:n=4" in {p.name: p.read_text() for p in write_all(run, tmp_path)}["report.md"]

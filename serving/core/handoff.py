@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from serving.core.buffer import cut
 from serving.core.contract import Model, Packed
 from serving.errors import Cancelled, ToolkitError
 
@@ -40,7 +41,8 @@ Event = tuple[str, Any, int] | End
 class Handle:
     """A request as its client sees it: iterate for outputs, append to client streams, cancel."""
 
-    def __init__(self, engine: Engine, request_id: str, model: Model, pool: Executor) -> None:
+    def __init__(self, engine: Engine, request_id: str, model: Model, pool: Executor, *, paced: bool) -> None:
+        self._paced = paced  # the engine waits for the client to take what it has
         self.id = request_id
         self.loop = asyncio.get_running_loop()
         self._engine = engine
@@ -99,9 +101,9 @@ class Handle:
                 break
             items.append(event)
         if items:
-            count = sum(n for _, _, n in items)
             self._ready.extend(await self.loop.run_in_executor(self._pool, self._present, items))
-            self._engine.consumed(self.id, count)
+            if self._paced:
+                self._engine.consumed(self.id, sum(count for _, _, count in items))
 
     def _present(self, items: list[tuple[str, Any, int]]) -> list[Output]:
         return [
@@ -109,27 +111,63 @@ class Handle:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Events of one request."""
+
+    handle: Handle
+    events: list[Event]
+
+    def open(self) -> None:
+        self.handle.push(self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Items of a step, row i for handle i: cut on the client's loop, not on the engine's thread."""
+
+    handles: list[Handle]
+    port: str
+    items: Packed
+
+    def open(self) -> None:
+        start, values = 0, self.items.values
+        for handle, count in zip(self.handles, self.items.lengths.tolist(), strict=True):
+            if count:
+                handle.push([(self.port, cut(values, start, start + count), count)])
+            start += count
+
+
 class Outbox:
-    """Events of one engine pass, by request; `flush` makes one call an event loop."""
+    """What one engine pass hands over, in order; `flush` makes one call an event loop."""
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []
+        self._parcels: dict[asyncio.AbstractEventLoop, list[Own | Shared]] = {}
 
     def add(self, request: Request, event: Event) -> None:
         if not request.events:
             self._waiting.append(request)
         request.events.append(event)
 
-    def flush(self) -> None:
-        if not self._waiting:
-            return
+    def share(self, loop: asyncio.AbstractEventLoop, handles: list[Handle], port: str, items: Packed) -> None:
+        """Items of many clients, after all that was added before."""
+        self._seal()
+        self._parcels.setdefault(loop, []).append(Shared(handles, port, items))
+
+    def _seal(self) -> None:
         waiting, self._waiting = self._waiting, []
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[Handle, list[Event]]]] = {}
         for request in waiting:
-            loops.setdefault(request.handle.loop, []).append((request.handle, request.events))
+            handle = request.handle
+            self._parcels.setdefault(handle.loop, []).append(Own(handle, request.events))
             request.events = []
-        for loop, batch in loops.items():
-            call(loop, _deliver, batch)
+
+    def flush(self) -> None:
+        self._seal()
+        if self._parcels:
+            loops, self._parcels = self._parcels, {}
+            for loop, parcels in loops.items():
+                call(loop, _open, parcels)
 
 
 def call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
@@ -138,9 +176,9 @@ def call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: 
         loop.call_soon_threadsafe(function, *args)
 
 
-def _deliver(batch: list[tuple[Handle, list[Event]]]) -> None:
-    for handle, events in batch:
-        handle.push(events)
+def _open(parcels: list[Own | Shared]) -> None:
+    for parcel in parcels:
+        parcel.open()
 
 
 def cancelled() -> End:

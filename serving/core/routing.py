@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from serving.core.buffer import StreamBuffer, concat, cut
 from serving.core.contract import Edge, Emit, Packed, Row
 from serving.core.graph import CLIENT, split
-from serving.core.handoff import Outbox
+from serving.core.handoff import Handle, Outbox
 from serving.core.request import Outlet, PieceRun, Request, Seat
+from serving.core.runtime import Cohort, Express
 from serving.core.streams import Whole
 
 
@@ -85,10 +87,18 @@ class Router:
                         self.woken.append(outlet.seat)  # type: ignore[arg-type]
             start = stop
 
+    def emit_steady(self, cohort: Cohort, seats: list[Seat], port: str, items: Packed) -> None:
+        """Route one port of a step of a cohort: at once for all its clients, where each has but one reader."""
+        express = cohort.express.get(port)
+        if express is None:
+            self.emit(seats, port, items, [False] * len(seats))
+            cohort.express[port] = _express(seats, port)
+        else:
+            self._outbox.share(express.loop, express.handles, express.port, items)
+
     def finish(self, seat: Seat) -> None:
         """The seat's row is done: its streams end."""
-        seat.done = True
-        seat.node.live -= 1
+        seat.node.left(seat)
         seat.piece.open -= 1
         for outlets in seat.outputs.values():
             for outlet in outlets:
@@ -116,7 +126,7 @@ class Router:
         if outlet.index != request.head:
             request.held.setdefault(outlet.index, []).append(event)
             return
-        request.backlog += count
+        request.backlog += count * request.model.paced
         if request.events:
             request.events.append(event)
         else:
@@ -134,10 +144,26 @@ class Router:
             request.complete.discard(request.head)
             request.head += 1
             for event in request.held.pop(request.head, ()):
-                request.backlog += event[2]
+                request.backlog += event[2] * request.model.paced
                 self._outbox.add(request, event)
             if request.head in request.running:
                 self.freed += [seat for seat in request.running[request.head].seats.values() if seat.blocked]
+
+
+def _express(seats: list[Seat], port: str) -> Express | None:
+    """Whose clients may be served together from now on: each is the only reader, at the head, and unhurried."""
+    handles: list[Handle] = []
+    ends: set[tuple[asyncio.AbstractEventLoop, str]] = set()
+    for seat in seats:
+        outlets, request = seat.outputs.get(port, ()), seat.piece.request
+        if len(outlets) != 1 or seat.collect == port or request.model.paced or request.first_output is None:
+            return None
+        (outlet,) = outlets
+        if outlet.buffer is not None or outlet.rate or outlet.index != request.head:
+            return None
+        handles.append(request.handle)
+        ends.add((request.handle.loop, outlet.port))
+    return Express(*ends.pop(), handles) if len(ends) == 1 else None
 
 
 def result(piece: PieceRun) -> Packed:

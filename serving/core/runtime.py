@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Hashable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from serving.capture import Runner
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
-from serving.core.request import PieceRun, Seat
-from serving.errors import SetupError
+from serving.core.request import PieceRun, Reuse, Seat
+from serving.errors import SetupError, nearest
+
+if TYPE_CHECKING:
+    from serving.core.handoff import Handle
 
 
 class Group:
@@ -23,6 +28,32 @@ class Group:
         self.key = key
         self.seats: deque[Seat] = deque()
         self.passed = 0  # plans that chose another group since this one ran
+
+
+@dataclass(slots=True)
+class Cohort:
+    """Seats that are a whole queue and whose offers repeat: until one joins or leaves, their next step is this one.
+
+    They keep their places in the queue, and what a step works out of them is kept here.
+    """
+
+    plan: Any
+    version: int
+    columns: Any = None  # rows, slots, units, lanes and tokens of the batch
+    express: dict[str, Express | None] = field(default_factory=dict)  # by port
+
+    def holds(self, group: Group) -> bool:
+        """Whether the group is still what it was."""
+        return self.plan.group is group and self.version == group.node.version
+
+
+@dataclass(frozen=True, slots=True)
+class Express:
+    """The clients, on one event loop, who are the only readers of a cohort's items, one a row."""
+
+    loop: asyncio.AbstractEventLoop
+    port: str  # as the clients know it
+    handles: list[Handle]
 
 
 def estimate(before: float, seconds: float) -> float:
@@ -45,6 +76,7 @@ class NodeRun:
         ]
         self.touches = frozenset((*node.reads, *node.writes))
         self.changes = frozenset(node.writes)
+        self.elastic = [(label, graph.resources[label]) for label in node.writes if model.overbooks(label)]
         self.rollback = all(graph.resources[label].rollback for label in node.writes)
         self.limited = any(edge.limit is not None for edge in graph.edges if split(edge.source)[0] == self.name)
         self.device_ports = {
@@ -58,7 +90,8 @@ class NodeRun:
         self.seconds = 0.0  # what a step may take
         self.ahead = 0.0  # estimated time from this node to the client
         self.steps = 0
-        self.cohort: Any = None  # the last step's seats, with what was made of them
+        self.version = 0  # counts what changes of the queue and of those who stand in it
+        self.cohort: Cohort | None = None  # those who step together now
         self.inflight: deque[Any] = deque()  # steps launched and not settled, oldest first
 
     def enqueue(self, seat: Seat) -> None:
@@ -71,6 +104,7 @@ class NodeRun:
             group = self.groups[key] = Group(self, key)
         group.seats.append(seat)
         seat.queued = True
+        self.version += 1
 
     def enqueue_all(self, key: Hashable, seats: list[Seat]) -> None:
         """The same for seats that share a key."""
@@ -80,6 +114,7 @@ class NodeRun:
         group.seats.extend(seats)
         for seat in seats:
             seat.queued = True
+        self.version += 1
 
     def fresh(self) -> list[Group]:
         """The groups that have a seat to run; seats that ended while they waited are dropped."""
@@ -92,6 +127,7 @@ class NodeRun:
 
     def dequeue(self, group: Group, chosen: list[Seat]) -> None:
         """Take the chosen seats, which stand in order, out of their queue."""
+        self.version += 1
         left, queue = len(chosen), group.seats
         passed: list[Seat] = []
         position = 0
@@ -110,12 +146,19 @@ class NodeRun:
 
     def withdraw(self, seat: Seat) -> None:
         """Take one seat out of its queue."""
+        self.version += 1
         for group in list(self.groups.values()):
             if seat in group.seats:
                 group.seats.remove(seat)
                 seat.queued = False
             if not group.seats:
                 del self.groups[group.key]
+
+    def left(self, seat: Seat) -> None:
+        """The seat has nothing more to do here."""
+        seat.done = True
+        self.live -= 1
+        self.version += 1
 
     def took(self, seconds: float) -> None:
         """A step ran for so long."""
@@ -137,17 +180,43 @@ class ModelRun:
             name: NodeRun(self, node, Runner(node, loaded.options.capture, loaded.options.device))
             for name, node in self.graph.nodes.items()
         }
+        self._check_admission()
         self._check_pools()
+        self.paced = any(edge.limit is not None and split(edge.target)[0] == CLIENT for edge in self.graph.edges)
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}
+        self.reuse = Reuse()
         self._paths = [(node, [self.nodes[step] for step in self._path(name)]) for name, node in self.nodes.items()]
+
+    def overbooks(self, label: str) -> bool:
+        """The pool admits what it expects to be used, and rows may have to leave."""
+        return self.loaded.options.admission.get(label, "worst_case") == "expected"
+
+    def _check_admission(self) -> None:
+        """Refuse to overbook a pool whose rows cannot leave."""
+        for label in self.loaded.options.admission:
+            if label not in self.graph.resources:
+                raise SetupError(
+                    f'{self.key} has no pool "{label}".{nearest(label, self.graph.resources)}', param="admission"
+                )
+        for walk in filter(self._overbooked, self.graph.walks.values()):
+            fixed = [name for name in walk if self.graph.nodes[name].preempt == "never"]
+            if fixed:
+                raise SetupError(
+                    f"{self.key}: {', '.join(fixed)} cannot be preempted, so no pool of the walk "
+                    f"{' -> '.join(walk)} admits what is expected.",
+                    param="admission",
+                )
+
+    def _overbooked(self, walk: tuple[str, ...]) -> bool:
+        return any(self.nodes[name].elastic for name in walk)
 
     def _check_pools(self) -> None:
         """Refuse a cap on concurrent requests that a pool cannot hold."""
         for label, resource in self.graph.resources.items():
             worst = resource.worst()
-            if worst * self.rows > resource.capacity:
+            if worst * (1 if self.overbooks(label) else self.rows) > resource.capacity:
                 raise SetupError(
                     f"{self.key}: {label} holds {resource.capacity}, and a request may need {worst}: "
                     f"max_concurrent_requests {self.rows} does not fit; at most {resource.capacity // worst} do.",

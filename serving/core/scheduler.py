@@ -61,7 +61,10 @@ def plan(groups: Iterable[Group], now: float, rules: Rules) -> Plan | Hold | Non
             best, least = group, slack
     if best is None:
         return Hold(hold) if hold < float("inf") else None
-    seats, units = choose(best, rules.depth)
+    cohort = best.node.cohort
+    if cohort is not None and cohort.holds(best):
+        return cohort.plan
+    seats, units = choose(best)
     return Plan(best, seats, units) if seats else None
 
 
@@ -81,10 +84,10 @@ def _gathers(group: Group) -> bool:
     return seat.piece.request.clocked and len(group.seats) < group.node.live
 
 
-def choose(group: Group, depth: int) -> tuple[list[Seat], list[int]]:
+def choose(group: Group) -> tuple[list[Seat], list[int]]:
     """The longest prefix of the queue that fits the node's rows, units and budget; its last row may be split."""
     node = group.node
-    seats = [seat for seat in islice(group.seats, node.most_rows) if not seat.done and seat.inflight < depth]
+    seats = [seat for seat in islice(group.seats, node.most_rows) if not seat.done]
     offers = [seat.offer for seat in seats if seat.offer is not None]
     units = [offer.units for offer in offers]
     spans = [offer.units * len(offer.lanes) for offer in offers]

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from serving.core.contract import Verdict
+from serving.core.contract import Settled, Verdict
 from serving.core.lifecycle import Requests
 from serving.core.request import Seat
 from serving.core.routing import Router
+from serving.core.runtime import Cohort
 from serving.core.scheduler import Plan
 from serving.core.step import Skipped, Step
 from serving.errors import Overloaded, StepFailed, ToolkitError
@@ -59,7 +60,7 @@ class Settler:
 
     def unblock(self, seat: Seat) -> None:
         """There is room downstream again."""
-        if seat.blocked and not seat.done:
+        if seat.blocked and not (seat.done or seat.piece.leaving or seat.piece.parked):
             seat.blocked = False
             self.queue(seat)
 
@@ -67,8 +68,10 @@ class Settler:
         """Take the seats from their queue and build the step; None when that failed."""
         group, node = plan.group, plan.group.node
         group.passed = 0
-        node.dequeue(group, plan.seats)
-        step = Step(plan)
+        cohort = self._cohort(plan)
+        if cohort is None:
+            node.dequeue(group, plan.seats)
+        step = Step(plan, cohort)
         for seat in plan.seats:
             seat.inflight += 1
         try:
@@ -77,10 +80,22 @@ class Settler:
             step.error = error
             self._failed(step)
             return None
-        step.previous = node.inflight[-1] if node.inflight else None
+        if any(seat.inflight > 1 for seat in plan.seats):  # it needs what the step before makes
+            step.previous = node.inflight[-1]
         node.inflight.append(step)
-        self._run_ahead(plan)
+        if cohort is None:
+            self._run_ahead(plan)
         return step
+
+    def _cohort(self, plan: Plan) -> Cohort | None:
+        """The cohort that the step is one of, where its seats may stand in the queue while it runs."""
+        group, node = plan.group, plan.group.node
+        if node.cohort is None or node.cohort.plan is not plan:
+            node.cohort = None
+            whole = len(plan.seats) == len(group.seats) and not node.limited
+            if whole and all(seat.offer.repeats and not seat.solo for seat in plan.seats):  # type: ignore[union-attr]
+                node.cohort = Cohort(plan, node.version)
+        return node.cohort
 
     def _run_ahead(self, plan: Plan) -> None:
         """Seats whose next offer is known stand in the queue again before this step has run."""
@@ -104,6 +119,23 @@ class Settler:
         if step.error is not None:
             self._failed(step)
             return
+        cohort = step.cohort
+        steady = cohort is not None and cohort.holds(cohort.plan.group) and not settled.verdicts.any()  # all AGAIN
+        if steady:
+            self._settle_steady(step, settled)
+        else:
+            self._settle_each(step, settled)
+
+    def _settle_steady(self, step: Step, settled: Settled) -> None:
+        """Every row goes on, and stands in the queue already."""
+        assert step.cohort is not None
+        self._commit(step, settled.kept, [])
+        for port, items in settled.emits.items():
+            self._router.emit_steady(step.cohort, step.seats, port, items)
+        for seat in step.seats:
+            seat.inflight -= 1
+
+    def _settle_each(self, step: Step, settled: Settled) -> None:
         seats = step.seats
         void = [seat.done for seat in seats]
         self._commit(step, settled.kept, void)
@@ -111,15 +143,10 @@ class Settler:
             self._router.emit(seats, port, items, void)
         for buffer, _ in step.takes:
             self._router.drained(buffer)
-        steady = not settled.verdicts.any()  # all AGAIN
         for seat in seats:
             seat.inflight -= 1
-            steady = steady and seat.queued
-        if steady and not any(void):
-            return
         for seat, verdict in zip(seats, settled.verdicts.tolist(), strict=True):
-            if verdict != AGAIN or seat.done or not seat.queued:
-                self._verdict(seat, verdict)
+            self._verdict(seat, verdict)
 
     def _verdict(self, seat: Seat, verdict: int) -> None:
         seat.solo = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -14,19 +13,9 @@ import torch
 from serving.core.buffer import StreamBuffer, concat
 from serving.core.contract import Batch, Chunk, Packed, Row
 from serving.core.request import Seat
-from serving.core.runtime import NodeRun
+from serving.core.runtime import Cohort, NodeRun
 from serving.core.scheduler import Plan
 from serving.precision import entered
-
-
-@dataclass(frozen=True, slots=True)
-class Cohort:
-    """The seats of a step, and what was made of them."""
-
-    seats: list[Seat]
-    offers: list[Any]
-    units: list[int]
-    columns: tuple[list[Row], np.ndarray, np.ndarray, list[tuple[str, ...]], int]
 
 
 class Skipped(Exception):
@@ -55,8 +44,8 @@ class Step:
 
     __slots__ = (
         "batch",
-        "before",
         "began",
+        "cohort",
         "ended",
         "error",
         "lane",
@@ -68,7 +57,8 @@ class Step:
         "takes",
     )
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, cohort: Cohort | None = None) -> None:
+        self.cohort = cohort
         self.node: NodeRun = plan.group.node
         self.seats: list[Seat] = plan.seats
         self.batch: Batch
@@ -85,7 +75,7 @@ class Step:
         node = self.node
         rows, index, counts, lanes, tokens = self._columns(units)
         frame = node.runner.frame(index, tokens)
-        ins, taken = self._take(units)
+        ins, taken = self._take(units) if self.cohort is None else ({}, {})  # a repeating offer takes nothing
         self.batch = Batch(
             len(rows), frame.rows, frame.units, rows, frame.slots, index, counts, lanes, ins, taken, {}, frame.buffers
         )
@@ -95,17 +85,16 @@ class Step:
         node.node.stage(self.batch)
 
     def _columns(self, units: list[int]) -> tuple[list[Row], np.ndarray, np.ndarray, list[tuple[str, ...]], int]:
-        """Rows, slots, units, lanes and tokens; a cohort that decodes on and on keeps those of its last step."""
-        last = self.node.cohort
-        offers = [seat.offer for seat in self.seats]
-        if last is not None and last.seats == self.seats and last.offers == offers and last.units == units:
-            return last.columns
-        lanes = [offer.lanes for offer in offers]  # type: ignore[union-attr]
+        """Rows, slots, units, lanes and tokens."""
+        if self.cohort is not None and self.cohort.columns is not None:
+            return self.cohort.columns
+        lanes = [seat.offer.lanes for seat in self.seats]  # type: ignore[union-attr]
         rows = [seat.row for seat in self.seats]
         index = np.fromiter([row.slot for row in rows], np.int64, len(rows))
         tokens = sum(map(operator.mul, units, map(len, lanes)))
         columns = rows, index, np.array(units, np.int64), lanes, tokens
-        self.node.cohort = Cohort(self.seats, offers, units, columns)
+        if self.cohort is not None:
+            self.cohort.columns = columns
         return columns
 
     def _take(self, units: list[int]) -> tuple[dict[str, Packed], dict[str, list[Chunk | None]]]:

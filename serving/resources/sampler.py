@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.core.contract import MAIN, Batch, Resource
+from serving.core.contract import MAIN, Batch, Content, Resource
 from serving.errors import SetupError, nearest
 from serving.resources import draws, sampling
 
 ORDER = ("penalty", "temperature", "top_k", "top_p", "min_p")
-WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS = (1 << i for i in range(6))
+WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS, MASK = (1 << i for i in range(7))
 FLAGS = {"penalty": PENALTY, "temperature": WARM, "top_k": TOP_K, "top_p": TOP_P, "min_p": MIN_P}
 _numbers = itertools.count()
 
@@ -60,10 +60,22 @@ NUMBERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SavedSampler:
+    """A slot of a sampler, on the host."""
+
+    numbers: dict[str, Tensor]
+    tables: dict[str, Tensor]
+    flags: np.ndarray
+    keys: np.ndarray
+    position: int
+    prompt: int
+
+
 class Sampler(Resource):
     """Parameters and counters by slot. `order`: the model's order of operations. `subs`: its samplers by
-    name; the first one also has penalties and biases. `allowed`: the range of tokens that the first may
-    choose from.
+    name; the first one also has penalties, biases and masks. `allowed`: the range of tokens that the first
+    may choose from.
 
     A draw is u = f(seed, sub, position), with position the units that the slot's steps have counted: the same
     for any batch, chunking or retry.
@@ -93,8 +105,12 @@ class Sampler(Resource):
         self.prompt = np.zeros(slots + 1, np.int64)  # a draw before the prompt's end counts for nothing
         self._tables: dict[str, Tensor] = {}
         self._steady: tuple[bytes, np.ndarray, int, np.ndarray] | None = None
-        self._owners: set[str] = set()
+        self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"sampler{next(_numbers)}"
+
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self._owners)
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         return 1
@@ -102,11 +118,13 @@ class Sampler(Resource):
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         if owner not in self._owners and len(self._owners) >= self.capacity:
             return False
-        self._owners.add(owner)
+        self._owners.setdefault(owner, 0)
         return True
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot starts over: greedy, position 0."""
+        if owner in self._owners:
+            self._owners[owner] = slot
         self.set(slot, SamplingParams())
 
     def set(
@@ -153,19 +171,54 @@ class Sampler(Resource):
         row.zero_()
         row[torch.tensor(list(bias), device=self.device)] = torch.tensor(list(bias.values()), device=self.device)
 
-    def table(self, name: str, dtype: torch.dtype) -> Tensor:
-        """[slots + 1, vocab], made when a request first needs it."""
+    def allow(self, slot: int, words: np.ndarray | None) -> None:
+        """The tokens that the slot's next draws choose among: bit i of word w stands for token 32 w + i.
+
+        `words` is [ceil(V / 32)] int32, or None for all. What is allowed next follows from the last token, so a row
+        with a mask does not run ahead: call this once its last step has settled, before it offers again.
+        """
+        if words is not None:
+            self.table("mask", torch.int32, -(-self.vocab // 32))[slot] = torch.from_numpy(words)
+        if bool(self.flags[0, slot] & MASK) != (words is not None):
+            self.flags[0, slot] ^= MASK
+            self._steady = None
+
+    def table(self, name: str, dtype: torch.dtype, width: int = 0) -> Tensor:
+        """[slots + 1, width or vocab], made when a request first needs it."""
         if name not in self._tables:
-            self._tables[name] = torch.zeros((self.slots + 1, self.vocab), dtype=dtype, device=self.device)
+            shape = (self.slots + 1, width or self.vocab)
+            self._tables[name] = torch.zeros(shape, dtype=dtype, device=self.device)
         return self._tables[name]
 
     def range(self, sub: int) -> slice:
         """The tokens that a sub-sampler chooses from."""
         return self.allowed if self.allowed is not None and not sub else slice(None)
 
-    def seek(self, slot: int, position: int) -> None:
-        """Count from `position` on, when a prefix has been taken from a cache or a row resumes."""
-        self.position[slot] = position
+    def known(self, content: Content) -> None:
+        """Any beginning will do: only the count depends on it."""
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Count on from `length`, when so many positions have been taken from a cache."""
+        self.position[self._owners[owner]] = length
+
+    def save(self, owner: str) -> SavedSampler:
+        """The owner's parameters and counters, on the host; no step of it is in flight."""
+        slot = self._owners[owner]
+        tables = {name: table[slot].to("cpu", copy=True) for name, table in self._tables.items()}
+        numbers = {name: table[:, slot].to("cpu", copy=True) for name, table in self.numbers.items()}
+        arrays = (self.flags[:, slot].copy(), self.keys[:, slot].copy())
+        return SavedSampler(numbers, tables, *arrays, int(self.position[slot]), int(self.prompt[slot]))
+
+    def restore(self, owner: str, state: SavedSampler) -> None:
+        """Put back what `save` returned, in the slot that the owner has now."""
+        slot = self._owners[owner]
+        self._steady = None
+        for name, values in state.numbers.items():
+            self.numbers[name][:, slot] = values.to(self.device)
+        for name, values in state.tables.items():
+            self._tables[name][slot] = values.to(self.device)
+        self.flags[:, slot], self.keys[:, slot] = state.flags, state.keys
+        self.position[slot], self.prompt[slot] = state.position, state.prompt
 
     def plan(self, b: Batch, *, write: bool) -> SamplerStep:
         index = b.index
@@ -203,7 +256,7 @@ class Sampler(Resource):
                     step.forget(np.flatnonzero((kept == 0) & (b.units > 0)))
 
     def release(self, owner: str) -> None:
-        self._owners.discard(owner)
+        self._owners.pop(owner, None)
 
 
 @dataclass(slots=True)
@@ -253,6 +306,11 @@ class SamplerStep:
         flags = self.flags[sub]
         if self.found & BIAS and not sub:
             logits = logits + self.sampler.table("bias", torch.float32)[self.slots][:, self.sampler.range(0)]
+        if self.found & MASK and not sub:
+            at = torch.from_numpy(np.flatnonzero(flags & MASK)).to(logits.device)
+            words = self.sampler.table("mask", torch.int32)[self.slots[at]]
+            masked = sampling.masked(logits[at], sampling.bits(words, self.sampler.vocab)[:, self.sampler.range(0)])
+            logits = logits.index_copy(0, at, masked)
         for name in self.sampler.order:
             rows = np.flatnonzero(flags & FLAGS[name])
             if len(rows) == len(self.slots):

@@ -24,6 +24,17 @@ def penalise(
     return logits - presence[:, None] * (counts > 0) - frequency[:, None] * counts
 
 
+def bits(words: Tensor, count: int) -> Tensor:
+    """[N, count] bool from words [N, ceil(count / 32)] int32, least significant bit first."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> shifts) & 1).flatten(1)[:, :count].bool()
+
+
+def masked(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Keep what is `allowed` [N, V] bool."""
+    return logits.masked_fill(~allowed, NONE)
+
+
 def top_k(logits: Tensor, k: Tensor) -> Tensor:
     """Keep the k [N] most likely; k = 0 keeps all."""
     most = min(int(k.max()), logits.shape[-1])

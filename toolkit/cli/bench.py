@@ -19,7 +19,7 @@ N = TypeVar("N", int, float)
 OUT = Path("runs/latest")
 DEFAULT_KEY = "whisper_tiny_en"
 DEFAULT_URL = "http://127.0.0.1:8000"
-ROUTES = ("transcription", "speech", "chat")
+ROUTES = ("transcription", "speech", "chat", "image", "video", "generate", "live", "realtime")
 
 
 class RunByDefault(TyperGroup):
@@ -57,10 +57,25 @@ def run(
     slo: Annotated[list[str] | None, typer.Option(help="A limit, such as ttfa=0.4. May be repeated.")] = None,
     peers: Annotated[str | None, typer.Option(help="Other systems in the same run, in turn: names, commas.")] = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI-compatible server that already runs.")] = None,
-    route: Annotated[str | None, typer.Option(help="transcription, speech or chat; else what the keys serve.")] = None,
+    route: Annotated[
+        str | None,
+        typer.Option(
+            help="transcription, speech, chat, image, video, generate, live or realtime; else what the keys serve."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name there.")] = None,
-    workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="A folder of recordings, a .jsonl file, or a name such as prompts:words=400,max_tokens=128."),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, help="Minutes for the whole run, shared by its points.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare answers of the run with solo answers.")] = False,
+    cancel_every: Annotated[
+        int, typer.Option(min=0, help="Every n-th client leaves before its answer is complete.")
+    ] = 0,
+    cancel_after: Annotated[float, typer.Option(min=0.0, help="Seconds after which such a client leaves.")] = 0.5,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers of their full set length.")] = False,
     steady: Annotated[bool, typer.Option("--steady", help="Warm up until latency holds still, within limits.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run.json in --out.")] = False,
@@ -79,7 +94,27 @@ def run(
       toolkit bench --url http://127.0.0.1:8000 --model kokoro --rate 0.5,1,2
 
       toolkit bench whisper_tiny_en --find rate --slo ttft=0.5
+
+      toolkit bench whisper_tiny_en kokoro --concurrency 1,4,8,32 --peers faster-whisper,kokoro-onnx --budget 14
     """
+    _run(**locals())
+
+
+def _run(
+    *,
+    keys: list[str] | None,
+    url: str | None,
+    concurrency: str,
+    rate: str | None,
+    budget: float | None,
+    find: str | None,
+    slo: list[str] | None,
+    peers: str | None,
+    route: str | None,
+    out: Path,
+    **others: Any,
+) -> None:
+    """The options as the bench takes them, the run, and its reports."""
     from perf.bench import run_bench
 
     if not keys and not url:
@@ -88,23 +123,15 @@ def run(
         keys=keys or [],
         url=url,
         route=console.choice(route, ROUTES, "--route"),
-        model=model,
         concurrency=numbers(concurrency, int, "--concurrency"),
         rate=numbers(rate, float, "--rate") if rate else (),
-        requests=requests,
-        repeats=repeats,
-        peers=console.split([peers]) if peers else (),
-        workload=workload,
-        slos=_limits(slo or []),
-        ignore_eos=ignore_eos,
-        steady=steady,
-        verify=verify,
-        seed=seed,
-        out=out,
-        resume=resume,
+        budget=60 * budget if budget else None,
         find=console.choice(find, ("knee", "rate"), "--find"),  # type: ignore[arg-type]
-        experimental=experimental,
+        slos=_limits(slo or []),
+        peers=console.split([peers]) if peers else (),
+        out=out,
         say=console.say,
+        **others,
     )
     _write(done, out)
 

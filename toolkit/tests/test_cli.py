@@ -16,7 +16,7 @@ from toolkit.cli.client import read_knobs
 from toolkit.cli.console import UsageError
 from toolkit.cli.main import run
 
-COMMANDS = ("demo", "models", "pull", "serve", "transcribe", "speak", "bench", "report", "parity", "oracle")
+COMMANDS = ("demo", "models", "pull", "serve", "transcribe", "speak", "bench", "profile", "report", "parity", "oracle")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from serving.api.media.encode import encode, to_pcm16
 from serving.api.tests.fake import TEXT, FakeEngine, Out, answer, live, make_app
+from serving.core.contract import Delta
 from serving.errors import StepFailed
 from toolkit.client import APIError, AsyncClient, Client
 
@@ -21,7 +22,7 @@ WAV = encode("wav", 24_000, SOUND)
 SCRIPTS = {
     "transcribe": answer,
     "speak": lambda task: [Out("audio", SOUND[:1000]), Out("audio", SOUND[1000:])],
-    "chat": lambda task: [Out("text", "Good "), Out("text", "day.")],
+    "chat": lambda task: [Out("text", Delta(text="Good ")), Out("text", Delta(text="day."))],
     "image": lambda task: [Out("image", FRAMES[0])],
     "video": lambda task: [Out("video", FRAMES)],
     "generate": lambda task: [Out("action", FRAMES[0, 0])],
@@ -103,7 +104,7 @@ def test_errors_carry_the_servers_message(sync, server):
 
 def test_a_failure_in_a_stream_is_raised(sync, server):
     engine, script = server[1], server[1].script
-    engine.script = lambda task: [Out("text", "Good "), StepFailed("node raised")]
+    engine.script = lambda task: [Out("text", Delta(text="Good ")), StepFailed("node raised")]
     try:
         with pytest.raises(APIError, match="node raised"):
             list(sync.stream("chat", "Hello"))

@@ -43,16 +43,16 @@ class Tables:
         return [spec[0]]
 
 
-def port(numerics="invariant", **deployment):
+def port(numerics="invariant", profile="exact", **deployment):
     small = {"text_buckets": (8, 16, 32, 64), "frame_buckets": (16, 48, 96, 192), "captured_length": 192}
     made = Deployment(**{**small, "first_chunk_target_phonemes": 16, "chunk_target_phonemes": 40, **deployment})
-    return KokoroPort(tiny.network(), Tables(), Letters(), Options(numerics=numerics), made)
+    return KokoroPort(tiny.network(), Tables(), Letters(), Options(numerics=numerics, profile=profile), made)
 
 
 class Bench:
-    def __init__(self, capture="eager", numerics="invariant", **deployment):
-        options = Options(rows=8, numerics=numerics, capture=capture)
-        self.port = port(numerics, **deployment)
+    def __init__(self, capture="eager", numerics="invariant", profile="exact", **deployment):
+        options = Options(rows=8, numerics=numerics, capture=capture, profile=profile)
+        self.port = port(numerics, profile, **deployment)
         self.engine = Engine([LoadedModel(CARDS[0], options, self.port)])
 
     async def __aenter__(self):
@@ -99,9 +99,10 @@ async def test_it_says_what_the_network_says():
                 assert decibels(ours, theirs) > 20  # the phase of a source bin near zero is rounding noise
 
 
+@pytest.mark.parametrize("profile", ["exact", "default"])
 @pytest.mark.parametrize("capture", ["eager", "static"])
-async def test_alone_and_among_eight_it_is_the_same_bit_for_bit(capture):
-    async with Bench(capture) as bench:
+async def test_alone_and_among_eight_it_is_the_same_bit_for_bit(capture, profile):
+    async with Bench(capture, profile=profile) as bench:
         alone = [await bench.speak(text, seed=5) for text in TEXTS]
         together = await asyncio.gather(*(bench.speak(text, seed=5) for text in (*TEXTS, *TEXTS)))
         for theirs, ours in zip([*alone, *alone], together, strict=True):
@@ -123,6 +124,14 @@ async def test_rows_in_one_step_are_near_what_they_are_alone():
         for theirs, ours in zip(alone * 2, together, strict=True):
             assert ours.shape == theirs.shape
             assert decibels(ours, theirs) > 20
+
+
+async def test_the_default_profile_is_near_the_exact_one():
+    async with Bench() as exact, Bench(profile="default") as default:
+        for text in TEXTS:
+            theirs, ours = await exact.speak(text), await default.speak(text)
+            assert ours.shape == theirs.shape
+            assert decibels(ours, theirs) > 60
 
 
 async def test_a_seed_is_the_sound():

@@ -75,7 +75,7 @@ EVENTS: Mapping[str, type[Event]] = {"append": Append, "end_input": EndInput, "c
 
 
 def to_json(value: Any) -> Any:
-    """A port's value as JSON; arrays as `Array`."""
+    """A port's value as JSON; arrays as `Array`, bytes as a list of numbers."""
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value)
         little = data.astype(data.dtype.newbyteorder("<"), copy=False)
@@ -86,6 +86,8 @@ def to_json(value: Any) -> Any:
         }
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, bytes):
+        return list(value)
     if is_dataclass(value) and not isinstance(value, type):
         return to_json(asdict(value))
     if isinstance(value, Mapping):

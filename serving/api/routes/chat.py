@@ -1,10 +1,8 @@
-"""`/v1/chat/completions`: messages with pictures and sound in, text and sound out, whole or streamed."""
+"""`/v1/chat/completions`: messages with media in; text, thoughts, tool calls and sound out, whole or streamed."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import io
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -17,18 +15,17 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from serving.api import sse
+from serving.api.conversation import decoded
 from serving.api.errors import event as error_event
-from serving.api.media.decode import decode_audio
 from serving.api.media.encode import check_format, encode, to_pcm16
-from serving.api.media.images import decode_image, from_base64
-from serving.api.protocol.chat import AnyPart, AudioPart, Chat, ImagePart, Message, Shapes, TextPart, usage
+from serving.api.merge import merged
+from serving.api.protocol.chat import Chat, Shapes, logprobs, tool_call, usage
 from serving.api.run import Call, Stream
-from serving.api.state import Handle, Spec, takes
-from serving.core.contract import LoadedModel, Task
+from serving.api.state import Handle, Output, Spec, takes
+from serving.core.contract import Delta, LoadedModel, Task, TokenLogprob, ToolCall
 from serving.errors import BadRequest
 
 KIND = "chat"
-INPUTS = {"text": "text", "image_url": "image", "input_audio": "audio", "video_url": "video"}
 
 
 @dataclass(slots=True)
@@ -36,16 +33,29 @@ class Answer:
     """One choice as it grows."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     sound: list[np.ndarray] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, port: str, value: Any) -> None:
-        if port == "text":
-            self.text.append(value)
-        elif port == "audio":
-            self.sound.append(value)
-        elif port == "info":
-            self.info.update(value)
+    def take(self, output: Output) -> None:
+        if output.port == "audio":
+            self.sound.append(output.value)
+        elif output.port == "info":
+            self.info.update(output.value)
+        elif output.port == "text":
+            delta: Delta = output.value
+            self.text.append(delta.text)
+            self.reasoning.append(delta.reasoning)
+            self.calls += delta.tool_calls
+            self.logprobs += delta.logprobs
+            self.token_ids += delta.token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return str(self.info.get("finish_reason", "stop"))
 
 
 async def completions(call: Call) -> Response:
@@ -53,24 +63,37 @@ async def completions(call: Call) -> Response:
     model, parsed = call.parse(**_route_knobs(call))
     route: Chat = parsed.route
     rate = _check(call, model, route)
-    _check_pictures(call, route)
-    messages = [await _message(call, i, message, takes(type(parsed.knobs))) for i, message in enumerate(route.messages)]
-    task = Task(KIND, {"messages": messages}, parsed.knobs)
-    seed = secrets.randbits(31) if route.seed is None else route.seed
+    messages = await decoded(call, route.messages, takes(type(parsed.knobs)))
+    handles, seed = await _submitted(call, model, Task(KIND, {"messages": messages}, parsed.knobs), route)
+    counted = route.stream_options.include_usage
+    shapes = Shapes(call.exchange.request_id, model.card.key, seed, counted=counted)
     if route.stream:
-        handle = await call.submit(
-            model, task, route.model_copy(update={"seed": seed}), live="audio" in route.modalities
-        )
-        chunks = _streamed(call, handle, route, Shapes(call.exchange.request_id, model.card.key, str(seed)))
+        chunks = _streamed(call, handles, route, shapes)
         return Stream(chunks, sse.MEDIA_TYPE, call.api.settings.timeouts.slow_client, error_event)
-    async with asyncio.TaskGroup() as group:
-        parts = [route.model_copy(update={"seed": seed + i}) for i in range(route.n)]
-        tasks = [group.create_task(_whole(call, model, task, part, i)) for i, part in enumerate(parts)]
-    call.exchange.headers["x-seed"] = str(seed)
-    answers = [one.result() for one in tasks]
+    answers = [Answer() for _ in handles]
+    async with aclosing(merged([call.outputs(handle) for handle in handles])) as outputs:
+        async for i, output in outputs:
+            if output is not None:
+                answers[i].take(output)
     choices = [await _choice(call, i, one, route, rate) for i, one in enumerate(answers)]
-    tokens = usage(answers[0].info, route.n)
-    return JSONResponse(Shapes(call.exchange.request_id, model.card.key, str(seed)).whole(choices, tokens))
+    infos = [answer.info for answer in answers]
+    return JSONResponse(shapes.whole(choices, usage(infos), **_prompt_ids(infos[0])))
+
+
+async def _submitted(call: Call, model: LoadedModel, task: Task, route: Chat) -> tuple[list[Handle], int]:
+    """A request for each choice, with seeds that follow each other from the first; all of them or none."""
+    seed = secrets.randbits(31) if route.seed is None else route.seed
+    handles: list[Handle] = []
+    try:
+        for i in range(route.n):
+            part = route.model_copy(update={"seed": seed + i})
+            name = i if route.n > 1 else None
+            handles.append(await call.submit(model, task, part, live="audio" in route.modalities, part=name))
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise
+    return handles, seed
 
 
 def _route_knobs(call: Call) -> Mapping[str, Any]:
@@ -102,9 +125,8 @@ def _supported(given: Mapping[str, Any], knobs: type[BaseModel], name: str) -> N
 def _check(call: Call, model: LoadedModel, route: Chat) -> int:
     """Combinations of fields that cannot be honoured; the sample rate of the model's sound (0: none asked for)."""
     limit = call.api.settings.limits.n
-    if route.n > limit or (route.stream and route.n > 1):
-        message = f'"n" must be at most {1 if route.stream else limit}{" in a stream" if route.stream else ""}.'
-        raise BadRequest(f"{message[:-1]}, got {route.n}.", param="n")
+    if route.n > limit:
+        raise BadRequest(f'"n" must be at most {limit}, got {route.n}.', param="n")
     if "audio" not in route.modalities:
         return 0
     if route.audio is None:
@@ -117,67 +139,21 @@ def _check(call: Call, model: LoadedModel, route: Chat) -> int:
     return rate
 
 
-def _check_pictures(call: Call, route: Chat) -> None:
-    """Bound the pictures of a whole conversation before the first is fetched or decoded."""
-    parts = [part for message in route.messages if isinstance(message.content, tuple) for part in message.content]
-    count, limit = sum(isinstance(part, ImagePart) for part in parts), call.api.settings.limits.images
-    if count > limit:
-        raise BadRequest(f'"messages" may hold at most {limit} pictures, got {count}.', param="messages")
-
-
-async def _message(call: Call, index: int, message: Message, able: frozenset[str]) -> dict[str, Any]:
-    """A message with its media decoded: pictures as uint8 [H, W, 3], sound as `Audio`."""
-    content = message.content
-    shown = message.model_dump(exclude={"content"}, exclude_defaults=True)
-    if isinstance(content, tuple):
-        where = f"messages.{index}.content"
-        for i, part in enumerate(content):
-            _require(part, able, call.exchange.model, f"{where}.{i}")
-        parts = [await _part(call, part, f"{where}.{i}") for i, part in enumerate(content)]
-        return {"role": message.role, **shown, "content": parts}
-    return {"role": message.role, **shown, "content": content}
-
-
-def _require(part: AnyPart, able: frozenset[str], model: str, where: str) -> None:
-    name = INPUTS[part.type]
-    if name not in able:
-        message = f'Model "{model}" takes no {name} in messages.'
-        raise BadRequest(message, param=where, code="unsupported_parameter")
-
-
-async def _part(call: Call, part: AnyPart, where: str) -> dict[str, Any]:
-    limits = call.api.settings.limits
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    if isinstance(part, ImagePart):
-        data = await call.api.fetcher.read(part.image_url.url, f"{where}.image_url.url")
-        pixels = await call.host(decode_image, io.BytesIO(data), limits, f"{where}.image_url.url")
-        return {"type": "image", "image": pixels, "detail": part.image_url.detail}
-    if isinstance(part, AudioPart):
-        name = f"{where}.input_audio.data"
-        data = from_base64(part.input_audio.data, name)
-        return {"type": "audio", "audio": await call.host(decode_audio, io.BytesIO(data), limits, name)}
-    raise BadRequest("Films in messages are not supported yet.", param=where, code="unsupported_parameter")
-
-
-async def _whole(call: Call, model: LoadedModel, task: Task, route: Chat, index: int) -> Answer:
-    answer = Answer()
-    handle = await call.submit(model, task, route, part=index)
-    async for output in call.outputs(handle):
-        answer.take(output.port, output.value)
-    return answer
-
-
 async def _choice(call: Call, index: int, answer: Answer, route: Chat, rate: int) -> dict[str, Any]:
-    text = "".join(answer.text)
+    text, thought = "".join(answer.text), "".join(answer.reasoning)
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if thought:
+        message["reasoning_content"] = thought
+    if answer.calls:
+        message |= {"content": text or None, "tool_calls": [tool_call(one) for one in answer.calls]}
     if route.audio and answer.sound:
         samples = np.concatenate(answer.sound)
         fmt = "pcm" if route.audio.format == "pcm16" else route.audio.format
         data = await call.host(encode, fmt, rate, samples)
         message |= {"content": None, "audio": _audio(call, data) | {"transcript": text}}
-    finish = answer.info.get("finish_reason", "stop")
-    return {"index": index, "message": message, "finish_reason": finish, "logprobs": answer.info.get("logprobs")}
+    shown = logprobs(answer.logprobs) if route.logprobs else None
+    choice = {"index": index, "message": message, "finish_reason": answer.finish_reason, "logprobs": shown}
+    return choice | ({"token_ids": answer.token_ids} if answer.token_ids else {})
 
 
 def _audio(call: Call, data: bytes) -> dict[str, Any]:
@@ -186,24 +162,47 @@ def _audio(call: Call, data: bytes) -> dict[str, Any]:
     return {"id": identifier, "data": base64.b64encode(data).decode(), "expires_at": int(time.time())}
 
 
-async def _streamed(call: Call, handle: Handle, route: Chat, shapes: Shapes) -> AsyncGenerator[bytes]:
-    answer = Answer()
-    started = False
-    async with aclosing(call.outputs(handle)) as outputs:
-        async for output in outputs:
-            if not started:
-                started = True
-                yield sse.event(shapes.chunk({"role": "assistant", "content": ""}))
-            if output.port == "info":
-                answer.info.update(output.value)
-            elif output.port == "text" and output.value:
-                yield sse.event(shapes.chunk({"content": output.value}))
+def _prompt_ids(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompt_token_ids": info["prompt_token_ids"]} if "prompt_token_ids" in info else {}
+
+
+async def _streamed(call: Call, handles: list[Handle], route: Chat, shapes: Shapes) -> AsyncGenerator[bytes]:
+    """Each choice: its role, what it grows by, its reason to end. Then the usage of all."""
+    made = [0] * len(handles)  # tool calls
+    started = [False] * len(handles)
+    infos: list[dict[str, Any]] = [{} for _ in handles]
+    async with aclosing(merged([call.outputs(handle) for handle in handles])) as outputs:
+        async for i, output in outputs:
+            if not started[i]:
+                started[i] = True
+                yield sse.event(shapes.chunk(i, {"role": "assistant", "content": ""}))
+            if output is None:
+                yield sse.event(shapes.chunk(i, {}, str(infos[i].get("finish_reason", "stop"))))
+            elif output.port == "info":
+                infos[i].update(output.value)
             elif output.port == "audio" and len(output.value):
-                yield sse.event(shapes.chunk({"audio": _audio(call, to_pcm16(output.value))}))
-    yield sse.event(shapes.chunk({}, answer.info.get("finish_reason", "stop")))
+                yield sse.event(shapes.chunk(i, {"audio": _audio(call, to_pcm16(output.value))}))
+            elif output.port == "text" and (shown := _grown(output.value, route, made[i])):
+                made[i] += len(output.value.tool_calls)
+                yield sse.event(shapes.chunk(i, **shown))
     if route.stream_options.include_usage:
-        yield sse.event(shapes.tokens(usage(answer.info)))
+        yield sse.event({**shapes.tokens(usage(infos)), **_prompt_ids(infos[0])})
     yield sse.DONE
+
+
+def _grown(delta: Delta, route: Chat, made: int) -> dict[str, Any]:
+    """A delta as fields of a chunk's choice; {} for none. `made`: tool calls before it."""
+    shown: dict[str, Any] = {}
+    if delta.reasoning:
+        shown["reasoning_content"] = delta.reasoning
+    if delta.text:
+        shown["content"] = delta.text
+    if delta.tool_calls:
+        shown["tool_calls"] = [{"index": made + i, **tool_call(one)} for i, one in enumerate(delta.tool_calls)]
+    more: dict[str, Any] = {"token_ids": list(delta.token_ids)} if delta.token_ids else {}
+    if route.logprobs and delta.logprobs:
+        more["logprobs"] = logprobs(delta.logprobs)
+    return {"delta": shown, **more} if shown or more else {}
 
 
 ROUTES = (Spec("/v1/chat/completions", completions, "POST", KIND, Chat, ("json",), summary="Answer a conversation"),)

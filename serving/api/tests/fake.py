@@ -153,7 +153,7 @@ class Speaking(Knobs):
 
 
 class Talking(Knobs):
-    TAKES: ClassVar = ("text", "image", "audio")
+    TAKES: ClassVar = ("text", "image", "audio", "video")
 
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -161,6 +161,11 @@ class Talking(Knobs):
     stop: str | tuple[str, ...] | None = None
     modalities: tuple[str, ...] = ("text",)
     voice: Literal["low", "high"] = "low"
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str | None = None
+    return_token_ids: bool = False
 
 
 class Painting(Knobs):

@@ -22,6 +22,7 @@ from serving.api.app import route_table
 from serving.api.fields import Own, owner
 from serving.api.media.encode import encode
 from serving.api.tests.fake import CARDS, FakeEngine, Out, Sleep, answer, client, live, make_app, wait_for
+from serving.core.contract import Delta
 from serving.errors import EngineDead, Overloaded, StepFailed
 
 SPECS = {spec.path: spec for spec in route_table() if spec.kind and spec.method == "POST"}
@@ -38,7 +39,7 @@ PNG_URL = "data:image/png;base64," + base64.b64encode(PNG).decode()
 SCRIPTS = {
     "transcribe": answer,
     "speak": lambda task: [Out("audio", SOUND)],
-    "chat": lambda task: [Out("text", "Good "), Out("text", "day.")],
+    "chat": lambda task: [Out("text", Delta(text="Good ")), Out("text", Delta(text="day."))],
     "image": lambda task: [Out("image", FRAMES[0])],
     "video": lambda task: [Out("video", FRAMES)],
     "generate": lambda task: [Out("action", FRAMES[0, 0])],

@@ -10,12 +10,13 @@ from schemathesis import GenerationMode
 
 from serving.api.app import route_table
 from serving.api.tests.fake import FakeEngine, Out, answer, live, make_app
+from serving.core.contract import Delta
 
 FRAMES = np.zeros((2, 16, 16, 3), np.uint8)
 SCRIPTS = {
     "transcribe": answer,
     "speak": lambda task: [Out("audio", np.full(2400, 0.1, np.float32))],
-    "chat": lambda task: [Out("text", "Good day.")],
+    "chat": lambda task: [Out("text", Delta(text="Good day."))],
     "image": lambda task: [Out("image", FRAMES[0])],
     "video": lambda task: [Out("video", FRAMES)],
     "generate": lambda task: [Out("action", FRAMES[0, 0])],

@@ -16,6 +16,7 @@ from PIL import Image
 
 from serving.api.media.remote import Fetcher, public
 from serving.api.tests.fake import FakeEngine, Out, client, make_app
+from serving.core.contract import Delta
 from serving.errors import BadRequest, TooLarge
 from serving.settings import MediaOptions
 
@@ -225,7 +226,11 @@ async def test_routes_fetch_only_with_a_list(web, path):
         "/v1/videos/generations": {"model": "filmer", "prompt": "rain", "output_format": "gif", "image": url},
         "/generate": {"model": "actor", "image": url},
     }
-    outputs = {"chat": Out("text", "Hi"), "video": Out("video", PIXELS[None]), "generate": Out("action", PIXELS)}
+    outputs = {
+        "chat": Out("text", Delta(text="Hi")),
+        "video": Out("video", PIXELS[None]),
+        "generate": Out("action", PIXELS),
+    }
     app, engine = make_app(FakeEngine(lambda task: [outputs[task.kind]]), keys=("talker", "filmer", "actor"))
     async with client(app) as http:
         refused = await http.post(path, json=bodies[path])

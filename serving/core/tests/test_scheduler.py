@@ -20,7 +20,9 @@ class FakeNode(SimpleNamespace):
         node.budget = budget
         if cost:
             node.cost = cost
-        super().__init__(node=node, most_rows=rows, most_units=units, packed=cost is None, ahead=0.0, live=0)
+        super().__init__(
+            node=node, most_rows=rows, most_units=units, packed=cost is None, ahead=0.0, live=0, cohort=None
+        )
 
 
 def seat(offer=None, arrived=0.0, live=False, first_output=None, played=0.0):
@@ -117,26 +119,26 @@ def test_nobody_is_passed_over_more_than_the_rule_says():
 
 def test_a_budget_cuts_the_last_row_where_it_may_be_cut():
     whole, long = Offer(("k",), 10, 10), Offer(("k",), 100, 1)
-    seats, units = choose(group([seat(whole), seat(long)], FakeNode(budget=32)), 2)
+    seats, units = choose(group([seat(whole), seat(long)], FakeNode(budget=32)))
     assert (len(seats), units) == (2, [10, 22])
 
 
 def test_an_atomic_row_that_does_not_fit_waits_for_the_next_step():
-    _, units = choose(group([seat(Offer(("k",), 10, 10)), seat(Offer(("k",), 30, 30))], FakeNode(budget=32)), 2)
+    _, units = choose(group([seat(Offer(("k",), 10, 10)), seat(Offer(("k",), 30, 30))], FakeNode(budget=32)))
     assert units == [10]
-    _, units = choose(group([seat(Offer(("k",), 90, 90))], FakeNode(budget=32)), 2)
+    _, units = choose(group([seat(Offer(("k",), 90, 90))], FakeNode(budget=32)))
     assert units == [90], "alone it runs, whatever it costs"
 
 
 def test_padded_cost_is_the_nodes_own():
     node = FakeNode(budget=64, cost=lambda units: float(len(units) * units.max()))
-    seats, _ = choose(group([seat(Offer(("k",), n, n)) for n in (10, 10, 30, 10)], node), 2)
+    seats, _ = choose(group([seat(Offer(("k",), n, n)) for n in (10, 10, 30, 10)], node))
     assert len(seats) == 2
 
 
 def test_lanes_count():
     both = Offer(("k",), 10, 10, lanes=("cond", "uncond"))
-    seats, _ = choose(group([seat(both), seat(both)], FakeNode(budget=30)), 2)
+    seats, _ = choose(group([seat(both), seat(both)], FakeNode(budget=30)))
     assert len(seats) == 1
 
 

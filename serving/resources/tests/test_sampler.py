@@ -226,3 +226,52 @@ def test_parameters_out_of_range():
     for bad in ({"temperature": -1}, {"top_p": 0}, {"top_p": 1.1}, {"min_p": 2}, {"repetition_penalty": 0}):
         with pytest.raises(ValueError, match=r"out of range|above 0"):
             SamplingParams(**bad)
+
+
+def words_of(allowed, vocab):
+    """Packed as a grammar packs them: least significant bit first."""
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1, top_k=2, top_p=0.9)])
+def test_a_mask_holds_for_its_row_alone_until_it_is_lifted(params):
+    vocab, allowed = 71, [0, 31, 32, 63, 70]
+    sampler = make(slots=3, vocab=vocab)
+    for slot in (1, 2, 3):
+        sampler.set(slot, params, seed=slot)
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+    logits[:, 5] = 9.0
+    sampler.allow(2, words_of(allowed, vocab))
+    for _ in range(20):
+        tokens = step(sampler, [1, 2, 3])[1](logits).tolist()
+        assert tokens[1] in allowed
+        assert tokens[0] == tokens[2] == 5 or params.temperature
+    best = max(allowed, key=lambda token: logits[1, token])
+    assert params.temperature or tokens[1] == best
+    seen = step(sampler, [1, 2, 3])[1].process(logits)
+    assert set(torch.isfinite(seen[1]).nonzero()[:, 0].tolist()) <= set(allowed)
+    sampler.allow(2, None)
+    greedy = make(slots=3, vocab=vocab)
+    greedy.allow(2, words_of(allowed, vocab))
+    greedy.bind(2, "next")
+    assert step(greedy, [1, 2, 3])[1](logits).tolist() == [5, 5, 5], "a new owner starts without a mask"
+    assert params.top_k or torch.isfinite(step(sampler, [2])[1].process(logits[1:2])).all()
+
+
+def test_a_mask_may_change_at_every_step_and_keeps_the_exact_distribution():
+    slots = 1000
+    sampler = make(slots=slots)
+    rows = list(range(1, slots + 1))
+    for slot in rows:
+        sampler.set(slot, SamplingParams(temperature=1), seed=slot)
+    drawn = {}
+    for at, allowed in enumerate(([1, 2, 3], [0, 12], [4])):
+        for slot in rows:
+            sampler.allow(slot, words_of(allowed, VOCAB))
+        drawn[at] = np.concatenate([step(sampler, rows)[1](LOGITS.expand(slots, VOCAB)).numpy() for _ in range(20)])
+        p = np.zeros(VOCAB)
+        p[allowed] = probabilities(LOGITS)[allowed]
+        assert set(drawn[at]) == set(allowed)
+        assert len(allowed) == 1 or chi_square(drawn[at], p / p.sum()) > 1e-3

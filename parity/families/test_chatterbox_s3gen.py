@@ -1,0 +1,210 @@
+"""Chatterbox from speech tokens to sound, against chatterbox-tts: flow step by step, vocoder, voice prompt."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from models.chatterbox.flow import Window
+from models.chatterbox.s3gen import S3Gen
+from models.chatterbox.s3gen_config import TURBO, S3GenConfig
+from models.chatterbox.s3gen_noise import Draws
+from models.chatterbox.s3gen_weights import converted, s3gen
+from models.chatterbox.tests import tiny_s3gen as tiny
+from models.chatterbox.vocoder_source import Phase
+from models.weights.loading import load_strict, on_meta
+from parity.harness import compare
+
+FAMILY = "chatterbox_s3gen"
+KEYS = {"s3gen_whole": "chatterbox", "s3gen_short": "chatterbox", "s3gen_turbo": "chatterbox_turbo"}
+PARAMETERS = 263_933_767  # of the package's S3Gen, gains of weight norms included
+LSB = 2.0**-15
+
+
+@pytest.fixture
+def case(oracle, request):
+    name = request.param
+    return oracle(FAMILY, name, key=KEYS.get(name, "chatterbox"))
+
+
+every_case = pytest.mark.parametrize("case", KEYS, indirect=True, ids=[f"{KEYS[name]}-{name}" for name in KEYS])
+voice_case = pytest.mark.parametrize("case", ["s3gen_voice"], indirect=True, ids=["chatterbox"])
+
+
+def networks(case, *parts):
+    """Parts of S3Gen with the weights of the case's recipe."""
+    state = converted(case.recipe("weights").build())
+    whole = on_meta(lambda: S3Gen(tiny.TURBO if case.config.get("turbo") else tiny.CONFIG))
+    found = {}
+    for part in parts:
+        own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(part + ".")}
+        found[part] = load_strict(getattr(whole, part), own).eval()
+    assert {name.partition(".")[0] for name in state} == set(parts)
+    return SimpleNamespace(**found)
+
+
+class Run:
+    """The port's own computation of a case, stage by stage."""
+
+    def __init__(self, case):
+        self.case, self.net = case, networks(case, "flow", "mel2wav")
+        self.prompt = case["inputs/prompt_feat"].shape[1]
+        self.tokens = torch.cat([case["inputs/prompt_token"], case["inputs/tokens"][None]], 1)
+        self.frames = 2 * self.tokens.shape[1]
+        self.draws = Draws(case.config["seed"])
+        self.start = self.draws.flow(self.prompt, self.frames - self.prompt, case.config.get("turbo", False))
+        self.offsets = self.draws.offsets()
+        self.noise = self.draws.source(480 * (self.frames - self.prompt))
+
+    def window(self, pad=0):
+        """The whole utterance, padded by so many tokens."""
+        count, frames = self.tokens.shape[1], self.frames + 2 * pad
+        mel = torch.nn.functional.pad(self.case["inputs/prompt_feat"], (0, 0, 0, frames - self.prompt))
+        noise = torch.nn.functional.pad(self.start, (0, 2 * pad))[None]
+        tokens = torch.nn.functional.pad(self.tokens, (0, pad))
+        counts = torch.tensor([count]), torch.tensor([2 * count])
+        return Window(tokens, *counts, mel, self.case["inputs/embedding"], noise, pad == 0)
+
+    def states(self, pad=0):
+        """Mel and where every Euler step began, by name."""
+        found, estimator = [], self.net.flow.decoder.estimator
+        handle = estimator.register_forward_pre_hook(lambda _, args: found.append(args[0][:1, :, : self.frames]))
+        mel = self.net.flow(self.window(pad), self.case.config["steps"])[:, :, self.prompt : self.frames]
+        handle.remove()
+        return mel, {f"taps/step{i}": state.clone() for i, state in enumerate(found)}
+
+    def sound(self, mel):
+        phase = Phase(torch.zeros(1, 9), self.offsets[None])
+        source, _ = self.net.mel2wav.m_source(self.net.mel2wav.pitch(mel), phase, self.noise[None])
+        return source, self.net.mel2wav(mel, source)
+
+
+@pytest.fixture
+def run(case):
+    with torch.inference_mode():
+        yield Run(case)
+
+
+@every_case
+def test_chatterbox_noise_is_what_the_package_draws(case, run, check):
+    check(case, "inputs/start", run.start[None])
+    check(case, "inputs/noise", run.noise[None])
+    drawn = case["inputs/phase"][0]
+    torch.testing.assert_close(run.offsets[1:], drawn[1:], rtol=0, atol=0)
+
+
+@every_case
+def test_chatterbox_encoder(case, run, check):
+    window = run.window()
+    embedded = run.net.flow.input_embedding(window.tokens)
+    check(case, "taps/encoded", run.net.flow.encoder(embedded, None))
+    check(case, "taps/mu", run.net.flow.encode(window))
+
+
+@pytest.mark.parametrize("case", ["s3gen_whole"], indirect=True, ids=["chatterbox"])
+def test_chatterbox_encoder_layer_by_layer(case, run, check):
+    encoder = run.net.flow.encoder
+    check.network(case, encoder, lambda: run.net.flow.encode(run.window()), prefix="encoder")
+
+
+@every_case
+def test_chatterbox_every_euler_step(case, run, check):
+    mel, states = run.states()
+    check.taps(case, states)
+    check(case, "outputs/mel", mel)
+
+
+@every_case
+def test_chatterbox_padding_moves_the_flow_by_rounding_only(case, run, check):
+    mel, _ = run.states(pad=9)
+    check(case, "outputs/mel", mel, name="padded/mel")
+
+
+@every_case
+def test_chatterbox_vocoder(case, run, check):
+    mel = case["outputs/mel"]
+    check(case, "taps/f0", run.net.mel2wav.f0_predictor(mel))
+    source, sound = run.sound(mel)
+    check(case, "taps/source", source.transpose(1, 2))
+    check(case, "outputs/audio", sound)
+
+
+def knobs_of(case):
+    """What the nodes find in a row's knobs, from a case."""
+    gen = SimpleNamespace(**{name: case[f"inputs/{name}"] for name in ("prompt_token", "prompt_feat", "embedding")})
+    fields = SimpleNamespace(n_cfm_timesteps=case.config["steps"], watermark=False)
+    tokens = case["inputs/tokens"].numpy()
+    return tiny.Spoken(SimpleNamespace(gen=gen), case.config["seed"], tokens, fields)
+
+
+def whole_network(case):
+    """S3Gen with the case's flow and vocoder; what reads clips is not run."""
+    net = tiny.network(1, tiny.TURBO if case.config.get("turbo") else tiny.CONFIG)
+    part = networks(case, "flow", "mel2wav")
+    net.flow, net.mel2wav = part.flow, part.mel2wav
+    return net
+
+
+@every_case
+async def test_chatterbox_whole_utterance_served_is_the_packages(case, check):
+    async with tiny.Bench(whole_network(case)) as bench:
+        sound = torch.from_numpy(await bench.speak(knobs_of(case)))
+    check(case, "outputs/faded", sound[None], name="served/audio")
+    assert compare(case["outputs/faded"][0], sound, "max_abs", LSB)
+
+
+FAULTS = {
+    "another seed": lambda run: setattr(run, "start", run.start.roll(1)),
+    "the prompt's mel a frame late": lambda run: run.case["inputs/prompt_feat"].copy_(
+        run.case["inputs/prompt_feat"].roll(1, 1)
+    ),
+    "no guidance": lambda run: setattr(run.net.flow.decoder, "meanflow", True),
+    "an even schedule": lambda run: setattr(
+        run.net.flow.decoder, "schedule", lambda steps: torch.linspace(0, 1, steps + 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("case", ["s3gen_whole"], indirect=True, ids=["chatterbox"])
+def test_chatterbox_flow_gate_catches(case, run, fault):
+    FAULTS[fault](run)
+    mel = run.net.flow(run.window(), case.config["steps"])[:, :, run.prompt :]
+    assert not compare(case["outputs/mel"], mel, "max_abs", 1e-4)
+
+
+def by_name(names):
+    """Tensors without storage, of these names and shapes; a count has no shape."""
+    sizes = {name: [int(n) for n in shape.split("x") if n] for name, shape in names.items()}
+    kinds = {name: torch.float32 if size else torch.int64 for name, size in sizes.items()}
+    return {name: torch.empty(size, dtype=kinds[name], device="meta") for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize("key", ["chatterbox", "chatterbox_turbo"])
+def test_chatterbox_real_checkpoints_fit_by_name_and_shape(oracle, key):
+    """Every tensor of the package's own S3Gen at its real dimensions has its place, and every place its tensor."""
+    case = oracle(FAMILY, "s3gen_whole", key=key)
+    names = dict(case.values["names"])
+    if key == "chatterbox_turbo":
+        names |= case.values["names_turbo_adds"]
+    given = by_name(names)
+    config = TURBO if key == "chatterbox_turbo" else S3GenConfig()
+    net = load_strict(on_meta(lambda: S3Gen(config)), converted(given))
+    gains = sum(tensor.numel() for name, tensor in given.items() if name.endswith("original0"))
+    extra = 2048 * 1024 if key == "chatterbox_turbo" else 0
+    assert sum(p.numel() for p in net.parameters()) + gains == PARAMETERS + extra
+
+
+def test_chatterbox_tiny_checkpoint_in_real_names_loads_both_ways(oracle):
+    """A checkpoint with one tensor too few, too many or misshapen is refused."""
+    state = {}
+    for name in ("s3gen_whole", "s3gen_voice"):
+        state |= oracle(FAMILY, name, key="chatterbox").recipe("weights").build()
+    given = state | {"tokenizer.window": torch.zeros(400), "tokenizer._mel_filters": torch.zeros(128, 201)}
+    assert s3gen(given, tiny.CONFIG).config is tiny.CONFIG
+    some = "flow.encoder.encoders.0.self_attn.pos_bias_u"
+    for broken in (state | {"flow.more": torch.zeros(1)}, state | {some: torch.zeros(2)}, dict(state)):
+        if set(broken) == set(state) and broken[some].dim() > 1:
+            del broken[some]
+        with pytest.raises(Exception, match="do not fit"):
+            s3gen(broken, tiny.CONFIG)
