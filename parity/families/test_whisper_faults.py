@@ -123,7 +123,7 @@ async def test_a_fault_in_the_windowing_is_seen(key, loaded, fault):
     knobs = TranscribeKnobs(language="en", fallback_temperatures=(0.6,), prompt="some words")
     with (
         replaced(mel),
-        mock.patch.object(graph, "Sound", lambda audio, n_mels: Heard(mel)),
+        mock.patch.object(graph, "Sound", return_value=Heard(mel)),
         mock.patch.object(transcribe, "_decode", decode_from(Telling(port, script))),
         mock.patch.multiple(transcribe, **FAULTS[fault]),
     ):
