@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
@@ -64,7 +64,8 @@ ROWS, PROMPT, NEW, LONG = 16, 32, 24, 2000
 
 def reference(layers: int, dtype: torch.dtype) -> Qwen3_5ForCausalLM:
     config = Qwen3_5TextConfig(**DIMS, num_hidden_layers=layers)
-    model = Qwen3_5ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    model = Qwen3_5ForCausalLM(config).eval().requires_grad_(False)
+    nn.Module.to(model, dtype)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in sorted(model.named_parameters()):
         if parameter.dim() > 1:
@@ -108,7 +109,8 @@ class Ours:
     async def ask(self, prompt: str, new: int) -> float:
         """Seconds to the first token."""
         self.asked += 1
-        knobs = QwenTextKnobs(max_tokens=new, temperature=0, ignore_eos=True, return_token_ids=True)
+        wanted = {"max_tokens": new, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        knobs = QwenTextKnobs.model_validate(wanted)
         began, first = time.perf_counter(), 0.0
         handle = await self.engine.submit(
             CARDS[0].key, Task("generate", {"text": prompt}, knobs), request_id=str(self.asked)
