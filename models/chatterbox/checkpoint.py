@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from pydantic import TypeAdapter
+from torch import nn
 
 from models.chatterbox import media, s3gen_weights, stream, watermark, weights
 from models.chatterbox.conditioning import Conditionals, GenPart, T3Part, Voices
@@ -17,6 +18,7 @@ from models.chatterbox.s3gen import S3Gen
 from models.chatterbox.s3gen_config import TURBO, S3GenConfig
 from models.chatterbox.s3gen_nodes import FlowNode, Mark, VocoderNode
 from models.chatterbox.stream import StreamPlan
+from models.chatterbox.t3 import T3
 from models.chatterbox.tokenizer import English, Multilingual, Tokenizer, Turbo
 from models.chatterbox.voice_encoder import VoiceEncoder
 from models.chatterbox.voice_prompt import prompt, prompt_tokens
@@ -77,7 +79,7 @@ def load_port(key: str, options: Options) -> ChatterboxPort:
     dtype = getattr(torch, d.t3_dtype)
     net = weights.load_t3(weights.read(folder / variant.t3_file), dtype).to(options.device)
     speaker = weights.load_speaker(weights.read(folder / variant.speaker_file)).to(options.device)
-    s3gen = load_s3gen(weights.read(folder / S3GEN_FILES[key]), turbo=net.config.turbo).to(options.device)
+    s3gen = s3gen_weights.s3gen(weights.read(folder / S3GEN_FILES[key]), sizes_of(folder, net)).to(options.device)
     synthesiser = Speech(s3gen, speaker, variant, plan_of(variant, d), options, d)
     voices = Voices.find(folder, d.voices_dir)
     return ChatterboxPort(variant, net, tokenizer_of(key, folder), voices, synthesiser, options, d)
@@ -92,8 +94,12 @@ def folder_of(key: str, options: Options) -> Path:
     raise SetupError(f"{key} is loaded from a folder: set `weights`", param="weights")
 
 
-def load_s3gen(tensors: dict[str, Tensor], *, turbo: bool) -> S3Gen:
-    return s3gen_weights.s3gen(tensors, TURBO if turbo else S3GenConfig())
+def sizes_of(folder: Path, net: T3) -> S3GenConfig:
+    """S3Gen's sizes: the published ones, unless the folder says otherwise in `s3gen_config.json`."""
+    path = folder / "s3gen_config.json"
+    if path.is_file():
+        return TypeAdapter(S3GenConfig).validate_json(path.read_text())
+    return TURBO if net.config.turbo else S3GenConfig()
 
 
 def tokenizer_of(key: str, folder: Path) -> Tokenizer:
