@@ -175,8 +175,8 @@ def prompt(words: np.random.Philox, count: int, odd: int) -> dict[str, Any]:
 def watch(model: Tiny, found: dict[str, Tensor], states: list[Tensor]) -> None:
     """Keep what the stages give: encoder, every Euler step, pitch, excitation."""
     model.flow.encoder_proj.register_forward_hook(lambda _, args, out: found.update(encoded=args[0], mu=out))
-    model.mel2wav.f0_predictor.register_forward_hook(lambda _, args, out: found.update(f0=out))
-    model.mel2wav.m_source.register_forward_hook(lambda _, args, out: found.update(source=out[0]))
+    model.mel2wav.f0_predictor.register_forward_hook(lambda _, args, out: found.update(f0=out))  # type: ignore[union-attr]
+    model.mel2wav.m_source.register_forward_hook(lambda _, args, out: found.update(source=out[0]))  # type: ignore[union-attr]
     inner = model.flow.decoder.estimator.forward
 
     def velocity(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -265,7 +265,7 @@ def voice(case: Recording) -> None:
     case.put("taps", {"tokenizer_mel": mel}, stride=STRIDE)
     hidden, _ = model.tokenizer.encoder(mel, torch.tensor([mel.shape[-1]]))
     case.put("taps", {"tokenizer_hidden": hidden}, stride=STRIDE)
-    case.outputs(**{name: value for name, value in ref.items() if isinstance(value, Tensor)})
+    case.outputs(**{name: value for name, value in ref.items() if isinstance(value, Tensor)})  # type: ignore[arg-type]
     case.outputs(short=short)
 
 
