@@ -7,7 +7,7 @@ only advances lengths and fills index buffers; the block table is resident and c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from serving.attention import Layout, Ring, attend_with
-from serving.core.contract import MAIN, Batch, Resource
+from serving.core.contract import MAIN, Batch, Content, Resource
 from serving.errors import SetupError
 from serving.resources.kv_step import KVStep, Pool
 from serving.resources.packing import Packing, lane_of, pack
@@ -52,6 +52,8 @@ class PagedKV(Resource):
     and the first `sinks`; then a sequence holds a bounded ring of pages, and a step writes at most `step` tokens in it.
     """
 
+    unit = "pages"
+
     def __init__(
         self,
         *,
@@ -76,6 +78,7 @@ class PagedKV(Resource):
         if min(layers, kv_heads, head_dim, page_size, pages, slots, max_len, window or 1, step) < 1 or not lanes:
             raise SetupError("every size of a paged cache is at least 1, and it has at least one lane")
         self.capacity, self.page_size, self.step = pages, page_size, step
+        self.stride, self.replays, self.partial = page_size, True, True
         self.scale = head_dim**-0.5 if scale is None else scale
         self.names, self.lanes = lanes, {name: i for i, name in enumerate(lanes)}
         self.ring = None if window is None else Ring(window, sinks, page_size, 2 * step)
@@ -117,6 +120,11 @@ class PagedKV(Resource):
         for slot in held.slots:
             self._point(slot, held)
         return True
+
+    @property
+    def free(self) -> int:
+        """Pages that an owner can have, those included that only the prefix cache holds."""
+        return self.pages.free + self.cache.evictable()
 
     def _free(self, count: int) -> bool:
         """Whether so many pages are free, once the prefix cache has given what it must."""
@@ -216,23 +224,31 @@ class PagedKV(Resource):
         for lane, other in (lanes or {name: name for name in mine}).items():
             self.seqs.fork(mine[lane], theirs[other], self.pool.copy)
 
-    def adopt(self, owner: str, content: Sequence[int | bytes], lane: str = MAIN[0]) -> int:
-        """Begin an empty lane with the pages of a known prefix of `content`; returns the tokens that it has now.
+    def known(self, content: Content) -> Sequence[int]:
+        """Whole pages that the prefix cache has of every lane; at least one position of each is left to compute."""
+        if self.ring is not None:
+            return ()
+        found = [len(self.cache.match(keys)) for _, keys in self._keys(content, 1)]
+        return range(self.page_size, min(found, default=0) * self.page_size + 1, self.page_size)
 
-        At least one token of `content` is left to compute. Items are token ids or media keys (`prefix.media_key`).
-        """
-        keys = page_keys(content, self.page_size, lane)
-        pages = self.cache.match(keys[: (len(content) - 1) // self.page_size])
-        if self.ring is not None or not pages:
-            return 0
-        self.seqs.adopt(self._held[owner].seqs[lane], pages)
-        return len(pages) * self.page_size
+    def _keys(self, content: Content, left: int = 0) -> Iterator[tuple[str, list[bytes]]]:
+        """Each of the content's lanes, by its name here, with its page keys, `left` positions at the end left out."""
+        for lane, items in content.items():
+            name = self.names[lane_of(self.lanes, lane)]
+            yield name, page_keys(items[: len(items) - left], self.page_size, f"{name}/{self.pool.k.dtype}")
 
-    def publish(self, owner: str, content: Sequence[int | bytes], lane: str = MAIN[0]) -> None:
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Begin the owner's empty lanes with shared pages; `length` is one of `known`."""
+        for name, keys in self._keys(content):
+            pages = self.cache.match(keys[: length // self.page_size])
+            self.seqs.adopt(self._held[owner].seqs[name], pages)
+
+    def publish(self, owner: str, content: Content) -> None:
         """Offer the owner's full pages to later owners; `content` says what its first tokens are, all committed."""
         if self.ring is None:
-            keys = page_keys(content, self.page_size, lane)
-            self.cache.publish(keys, self.seqs.table[self._held[owner].seqs[lane], : len(keys)].tolist())
+            for name, keys in self._keys(content):
+                table = self.seqs.table[self._held[owner].seqs[name], : len(keys)]
+                self.cache.publish(keys, table.tolist())
 
     def save(self, owner: str) -> dict[str, Saved]:
         """Copies on the host of what the owner has stored, by lane; no step of it is in flight."""
@@ -255,9 +271,16 @@ class PagedKV(Resource):
             self.pool.k[:, pages, :, offsets] = state.k.to(self.pool.k.device)
             self.pool.v[:, pages, :, offsets] = state.v.to(self.pool.v.device)
 
-    def stored(self, owner: str, lane: str = MAIN[0]) -> int:
-        """Tokens stored in the owner's lane, steps in flight included."""
-        return int(self.seqs.length[self._held[owner].seqs[lane]])
+    def stored(self, owner: str, lane: str | None = None) -> int:
+        """Tokens stored in the owner's lane, or in its longest, steps in flight included."""
+        held = self._held[owner].seqs
+        return max(int(self.seqs.length[seq]) for name, seq in held.items() if lane in (None, name))
+
+    def short(self, slots: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """[n] whether one of a slot's sequences has less room than so many more tokens need."""
+        seqs = self.seq[slots]  # [n, lanes]
+        lacking = self.seqs.length[seqs] + units[:, None] > self.seqs.room[seqs]
+        return (lacking & (seqs > 0)).any(1)
 
     def release(self, owner: str) -> None:
         held = self._held.pop(owner, None)
