@@ -42,9 +42,7 @@ def utterances(count):
     def word():
         return "".join(draw.choice(LETTERS) for _ in range(draw.randint(2, 6)))
 
-    return [
-        (" ".join(word() for _ in range(draw.randint(1, 14))), draw.choice((3.0, 3.5, 4.0))) for _ in range(count)
-    ]
+    return [(" ".join(word() for _ in range(draw.randint(1, 14))), draw.choice((3.0, 3.5, 4.0))) for _ in range(count)]
 
 
 @pytest.mark.nightly
