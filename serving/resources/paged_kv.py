@@ -97,6 +97,7 @@ class PagedKV(Resource):
         self.seqs = Sequences(self.pages, page_size, count, max_len, self.ring, device)
         shape = (layers, pages + 1, kv_heads, page_size, head_dim)
         k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.nbytes = k.nbytes + v.nbytes + self.seqs.device.nbytes
         self.pool = Pool(k, v, self.seqs.device, attend_with(attention, numerics))
         self.cache = PrefixCache(self.pages)
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
