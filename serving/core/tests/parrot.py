@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 import numpy as np
 import torch
@@ -42,8 +42,9 @@ class Parrot(Node):
     tables = ("last", "left", "fails")
     LOOP = Offer(("loop",), repeats=True)
 
-    def __init__(self, sampler, rows, preempt):
+    def __init__(self, sampler, rows, preempt, hybrid):
         self.sampler, self.preempt = sampler, preempt
+        self.writes = ("kv", "state", "sampler") if hybrid else ("kv", "sampler")
         self.last, self.left, self.fails = (np.zeros(rows + 1, np.int64) for _ in range(3))
 
     def begin(self, row):
@@ -57,7 +58,7 @@ class Parrot(Node):
         return self.LOOP if row.ended["prompt"] else None
 
     def launch(self, b):
-        kv, state = b.use["kv"], b.use["state"]["h"]
+        kv, state = b.use["kv"], b.use["state"]["h"] if "state" in b.use else dict.fromkeys(b.index.tolist(), 0)
         drawn = b.use["sampler"](torch.zeros(b.size, VOCAB)).tolist()
         given = [
             b.ins["prompt"].row(i) if b.ins and b.ins["prompt"].lengths[i] else [self.last[slot]]
@@ -68,7 +69,7 @@ class Parrot(Node):
         x = x.float()[:, None, None]
         kv.write(0, x, x)
         for i, slot in enumerate(b.index.tolist()):
-            for token in given[i]:
+            for token in given[i] if "state" in b.use else ():
                 state[slot] = mixed(int(state[slot]), int(token))
             pages = kv.layout.table[kv.layout.seqs[i]].repeat(PAGE)
             held = kv.pool.k[0, pages, 0, np.arange(len(pages)) % PAGE, 0][: kv.layout.lengths[i]]
@@ -147,7 +148,7 @@ def parts(job):
         yield Piece("speak", {"parrot.prompt": Packed.one(prompt)}, part, {"kv": need}, prefix=prefix)
 
 
-def port(rows, pages, preempt="offload"):
+def port(rows, pages, preempt="offload", hybrid=True):
     sampler = Sampler(slots=rows, vocab=VOCAB)
     kv = PagedKV(layers=1, kv_heads=1, head_dim=1, page_size=PAGE, pages=pages, slots=rows, max_len=LONGEST)
     state = {"h": ((), torch.int64)}
@@ -158,7 +159,7 @@ def port(rows, pages, preempt="offload"):
         "heard": StateSlots(slots=rows, state={"sum": ((), torch.int64)}, rollback=True),
     }
     walks = {"speak": ("parrot", "voice"), "listen": ("ear",)}
-    return Paper((Parrot(sampler, rows, preempt), Voice(), Ear()), EDGES, walks, resources, parts, in_flight=2)
+    return Paper((Parrot(sampler, rows, preempt, hybrid), Voice(), Ear()), EDGES, walks, resources, parts, in_flight=2)
 
 
 @cache
@@ -167,15 +168,13 @@ def drawn(seed, position):
     return int(sampling.draw(torch.zeros(1, VOCAB), torch.from_numpy(u))[0])
 
 
-def spoken(part, seed):
+def spoken(part, seed, hybrid=True):
     """What a part says, from the whole of what went before at every token."""
-    tokens, said, state = list(part.prompt), [], 0
-    for token in tokens:
-        state = mixed(state, token)
+    tokens, said = list(part.prompt), []
     for _ in range(part.until):
+        state = reduce(mixed, tokens, 0) if hybrid else 0
         said.append((sum(weighed(tokens)) + 3 * state + drawn(seed, len(tokens))) % VOCAB + 1)
         tokens.append(said[-1])
-        state = mixed(state, said[-1])
     return said
 
 
