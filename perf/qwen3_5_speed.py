@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from models.components.text.conversation import ChatTokenizer
@@ -59,16 +60,20 @@ DIMS: dict[str, Any] = {
         "mrope_section": [11, 11, 10],
     },
 }
-ROWS, PROMPT, NEW, LONG = 16, 32, 24, 2000
+ROWS, PROMPT, NEW, LONG = 16, 32, 48, 2000
 
 
 def reference(layers: int, dtype: torch.dtype) -> Qwen3_5ForCausalLM:
     config = Qwen3_5TextConfig(**DIMS, num_hidden_layers=layers)
-    model = Qwen3_5ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    with no_init_weights():
+        model = Qwen3_5ForCausalLM(config).to(dtype).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in sorted(model.named_parameters()):
         if parameter.dim() > 1:
-            parameter.normal_(0, 0.02 if "embed" in name else parameter[0].numel() ** -0.5, generator=generator)
+            scale = 0.02 if "embed" in name else parameter[0].numel() ** -0.5
+            parameter.uniform_(-(3**0.5) * scale, 3**0.5 * scale, generator=generator)
+        else:
+            parameter.fill_(1.0 if "linear_attn.norm" in name else 0.0)
     return model
 
 
@@ -108,11 +113,10 @@ class Ours:
     async def ask(self, prompt: str, new: int) -> float:
         """Seconds to the first token."""
         self.asked += 1
-        knobs = QwenTextKnobs(max_tokens=new, temperature=0, ignore_eos=True, return_token_ids=True)
+        fields = {"max_tokens": new, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        task = Task("generate", {"text": prompt}, QwenTextKnobs.model_validate(fields))
         began, first = time.perf_counter(), 0.0
-        handle = await self.engine.submit(
-            CARDS[0].key, Task("generate", {"text": prompt}, knobs), request_id=str(self.asked)
-        )
+        handle = await self.engine.submit(CARDS[0].key, task, request_id=str(self.asked))
         async for output in handle:
             if output.port == "text" and not first:
                 first = time.perf_counter() - began
@@ -160,25 +164,32 @@ def told(name: str, ours: list[float], theirs: list[float], unit: str, faster: C
     )
 
 
+def more(mine: float, other: float) -> float:
+    return mine / other
+
+
+def less(mine: float, other: float) -> float:
+    return other / mine
+
+
 async def measure(ours: Ours, theirs: Theirs, repeats: int, long: int) -> None:
     """Both sides in turn, after a short round of each that is not counted."""
     await ours.engine.start()
     try:
         await ours.ask(text(8, 999), 2)
         theirs.ask(8, 2)
-        rates = [(await ours.rate(1), theirs.rate(), await ours.rate(ROWS)) for _ in range(repeats)]
-        alone, after, together = (list(column) for column in zip(*rates, strict=True))
-        told("one request", alone, after, "tokens/s", lambda mine, other: mine / other)
-        told("sixteen requests", together, after, "tokens/s", lambda mine, other: mine / other)
+        rates: dict[str, list[float]] = {"alone": [], "together": [], "theirs": []}
+        for _ in range(repeats):
+            rates["alone"].append(await ours.rate(1))
+            rates["theirs"].append(theirs.rate())
+            rates["together"].append(await ours.rate(ROWS))
+            print({name: [round(one, 2) for one in found] for name, found in rates.items()}, flush=True)
+        if repeats:
+            told("one request", rates["alone"], rates["theirs"], "tokens/s", more)
+            told("sixteen requests", rates["together"], rates["theirs"], "tokens/s", more)
         firsts = [(await ours.first(), theirs.first()) for _ in range(long)]
         if firsts:
-            told(
-                f"first of {LONG} tokens",
-                [o for o, _ in firsts],
-                [t for _, t in firsts],
-                "s",
-                lambda mine, other: other / mine,
-            )
+            told(f"first of {LONG} tokens", [one for one, _ in firsts], [one for _, one in firsts], "s", less)
     finally:
         await ours.engine.stop()
 
