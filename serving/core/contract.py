@@ -215,6 +215,7 @@ class Resource:
     """State owned by the engine and shared by a model's nodes, held by an *owner*: a request, a piece or a session."""
 
     capacity: int  # amount that owners can hold together
+    unit = ""  # what the amount counts, for the metrics; nothing where it is one a slot
     rollback = True  # a failed step can be undone: its rows may run again
     stride = 1  # a beginning that is adopted has a multiple of this length
     replays = False  # running its tokens again gives the same state

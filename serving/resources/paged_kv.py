@@ -35,6 +35,16 @@ class Held:
     slots: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Steady:
+    """What stays the same while a batch comes again, its slots in the very same array."""
+
+    index: np.ndarray
+    packed: Packing
+    seqs: np.ndarray
+    filled: list[Tensor] = field(default_factory=list)  # index buffers that hold all but its positions
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A sequence on the host: its length, and k, v of the positions that count, [L, layers, Hk, D]."""
@@ -51,6 +61,8 @@ class PagedKV(Resource):
     multiplies the dot products, head_dim ** -0.5 by default. `window`: a query sees so many keys, itself included,
     and the first `sinks`; then a sequence holds a bounded ring of pages, and a step writes at most `step` tokens in it.
     """
+
+    unit = "pages"
 
     def __init__(
         self,
@@ -90,6 +102,7 @@ class PagedKV(Resource):
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
         self._held: dict[str, Held] = {}
         self._owner: dict[int, str] = {}  # slot -> owner
+        self._steady: Steady | None = None
         self._past: dict[int, np.ndarray] = {}  # step in flight -> its rows that went past their room
         self._name = f"kv{next(_numbers)}"
 
@@ -136,6 +149,7 @@ class PagedKV(Resource):
         before = self._held.get(self._owner.pop(slot, ""))
         if before is not None:
             before.slots.discard(slot)
+        self._steady = None
         self.seq[slot] = 0
         held = self._held.get(owner)
         if held is not None:
@@ -144,13 +158,16 @@ class PagedKV(Resource):
             self._point(slot, held)
 
     def _point(self, slot: int, held: Held) -> None:
+        self._steady = None
         for name, seq in held.seqs.items():
             self.seq[slot, self.lanes[name]] = seq
 
     def plan(self, b: Batch, *, write: bool) -> KVStep:
         """Index buffers and the layout of the step. A writing step advances the lengths at once."""
-        packed = pack(b, self.lanes)
-        seqs = self._seqs(b, packed)
+        if self._steady is None or self._steady.index is not b.index:
+            packed = pack(b, self.lanes)
+            self._steady = Steady(b.index, packed, self._seqs(b, packed))
+        packed, seqs = self._steady.packed, self._steady.seqs
         first = lengths = self.seqs.length.take(seqs)
         if write:
             lengths = first + packed.units
@@ -183,7 +200,12 @@ class PagedKV(Resource):
 
     def _fill(self, b: Batch, packed: Packing, layout: Layout) -> Tensor:
         """positions, rows, sequences [T each], last, last_second [size each]."""
-        block = Block(b, self._name, 3 * b.total + 2 * b.size)
+        block, steady = Block(b, self._name, 3 * b.total + 2 * b.size), self._steady
+        if steady is not None and steady.seqs is layout.seqs and packed.ones and block.pinned is None:
+            if any(tensor is block.tensor for tensor in steady.filled):
+                block.put(layout.first, len(layout.first))
+                return block.tensor
+            steady.filled.append(block.tensor)
         if packed.ones:
             block.put(layout.first, b.total)
             block.put(packed.rows, b.total, b.size - 1)
@@ -287,5 +309,6 @@ class PagedKV(Resource):
         for slot in held.slots:
             del self._owner[slot]
             self.seq[slot] = 0
+            self._steady = None
         for seq in held.seqs.values():
             self.seqs.drop(seq)

@@ -83,8 +83,8 @@ class PrefixCache:
             parent = key
 
     def evictable(self) -> int:
-        """Pages that nobody else holds."""
-        return sum(self.pages.refs[entry.page] == 1 for entry in self._entries.values())
+        """Pages that nobody else holds. Any thread may ask."""
+        return sum(self.pages.refs[entry.page] == 1 for entry in list(self._entries.values()))
 
     def evict(self, count: int) -> int:
         """Free up to `count` pages, tails before what they follow; returns how many."""

@@ -76,7 +76,7 @@ class StateSlots(Resource):
         self._steps: dict[int, StateStep] = {}  # those in flight that can be taken back
         self._name = f"state{next(_numbers)}"
 
-    replays = True
+    unit, replays = "slots", True
 
     @property
     def free(self) -> int:
