@@ -18,7 +18,7 @@ from perf.peers import peer
 from perf.schema import Load, Run, read_run
 from perf.session import Say, Settings
 from perf.sweep import KneeSweep, Planner, RateSearch
-from perf.workloads import Workload, default, from_path
+from perf.workloads import Workload, chosen
 from serving.errors import BadRequest, nearest
 
 # The bench's routes by the names that people use for them: OpenAI's paths and the task kinds of the contract.
@@ -29,6 +29,14 @@ ROUTES = {
     "transcriptions": "transcription",
     "transcribe": "transcription",
     "chat": "chat",
+    "image": "image",
+    "images": "image",
+    "video": "video",
+    "videos": "video",
+    "generate": "generate",
+    "actions": "generate",
+    "live": "live",
+    "realtime": "realtime",
 }
 VERIFIED = 8  # answers a point that `verify=True` compares
 
@@ -47,11 +55,13 @@ def run_bench(
     seconds: float | None = None,
     repeats: int = 1,
     peers: Sequence[str] = (),
-    workload: Path | None = None,
+    workload: str | Path | None = None,
     slos: Mapping[str, float] | None = None,
     body: Mapping[str, Any] | None = None,
     timeout: float = 120.0,
     ignore_eos: bool = False,
+    cancel_every: int = 0,
+    cancel_after: float = 0.5,
     steady: bool = False,
     verify: bool | int = False,
     seed: int = 0,
@@ -70,7 +80,8 @@ def run_bench(
     `ignore_eos`: have answers run to their set length, by the body's field of that name. `steady`: warm up until the
     latency no longer moves, for at most `perf.loadgen.MOST_WARMUP` times `warmup`. `budget`: seconds for the whole
     run; its points share them. Keys of different routes have their own workloads, and peers go with their route.
-    `workload`: a folder of recordings or a .jsonl file. `resume`: continue out/run.json. `find`: instead of set
+    `workload`: a folder of recordings, a .jsonl file or a name (`perf.workloads.named`). `cancel_every`: every n-th
+    client leaves after `cancel_after` seconds. `resume`: continue out/run.json. `find`: instead of set
     loads, sweep the concurrency to the knee, or search for the highest rate that holds the `slos`.
 
     Raises `BadRequest` for what does not fit together and `SetupError` where a server does not start. Ctrl-C
@@ -83,6 +94,7 @@ def run_bench(
         requests=requests, warmup=warmup, seconds=seconds, repeats=repeats, timeout=timeout, seed=seed, slos=slos or {},
         body={**({"ignore_eos": True} if ignore_eos else {}), **(body or {})}, steady=steady,
         verify=VERIFIED if verify is True else int(verify), budget=budget,
+        cancel_every=cancel_every, cancel_after=cancel_after,
     )  # fmt: skip
     earlier = read_run(out / "run.json") if resume and out else None
     planner = partial(_planner, find, settings.slos) if find else None
@@ -115,12 +127,12 @@ def targets_of(
     return targets, routes
 
 
-def _workloads(routes: Mapping[str, str], path: Path | None, seed: int) -> dict[str, Workload]:
+def _workloads(routes: Mapping[str, str], what: str | Path | None, seed: int) -> dict[str, Workload]:
     """A workload for each label, the same for all of one route."""
     used = set(routes.values())
-    if path and len(used) > 1:
+    if what and len(used) > 1:
         raise BadRequest("A workload of one's own is for one route; bench the keys apart.", param="workload")
-    made = {route: from_path(path, route, seed) if path else default(route, seed) for route in used}
+    made = {route: chosen(what, route, seed) for route in used}
     return {label: made[route] for label, route in routes.items()}
 
 

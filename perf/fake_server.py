@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
 import random
@@ -18,33 +19,12 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
 
-Fault = Literal["error", "drop", "hang", "stop", "second_header"]
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """One answer. Times are seconds; `first` counts from when the request is served."""
-
-    first: float = 0.1
-    gaps: Sequence[float] = (0.05, 0.05, 0.05, 0.05)  # one more chunk after each
-    size: int = 2400  # samples a chunk, or tokens a chunk
-    rate: int = 24_000
-    header: float | None = None  # a bare WAV header or a role-only delta, this long before
-    repeats: frozenset[int] = frozenset()  # these chunks are sent twice
-    fault: Fault | None = None
-    at: int = 1  # the chunk that the fault comes instead of
-    status: int = 200
-    usage: Literal["none", "total", "running"] = "total"  # how tokens are reported
-    spoil: int = 0  # another value gives other content
-    stamp: bool = False  # a chunk starts with the moment it was written: a double, time.monotonic()
-
-    @property
-    def moments(self) -> list[float]:
-        return [self.first, *self.gaps]
+from perf.fake_script import Script, array, line
+from perf.fake_socket import Conversation
 
 
 class FakeServer:
@@ -69,9 +49,25 @@ class FakeServer:
         # A handler that ends cancelled makes Python 3.11's stream protocol log a traceback at shutdown.
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while not writer.is_closing():
-                path, body = await _request(reader)
+                head, body = await _request(reader)
+                path = head.split(" ", 2)[1]
+                if "upgrade: websocket" in head.lower():
+                    await self._talk(path, head, reader, writer)
+                    break
                 await self._serve(path, body, writer)
         writer.close()
+
+    async def _talk(self, path: str, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script = self._script(self.requests)
+        self.requests += 1
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await Conversation(path, script, writer).run(head, reader)
+        except ConnectionError:
+            self.abandoned += 1
+        finally:
+            self.in_flight -= 1
 
     async def _serve(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         script = self._script(self.requests)
@@ -90,9 +86,8 @@ class FakeServer:
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    path = head.split(" ", 2)[1]
     length = re.search(r"content-length: *(\d+)", head.lower())
-    return path, await reader.readexactly(int(length[1])) if length else b""
+    return head, await reader.readexactly(int(length[1])) if length else b""
 
 
 class Answer:
@@ -102,6 +97,7 @@ class Answer:
         self._path, self._body, self._script, self._writer = path, body, script, writer
         self._random = random.Random(zlib.crc32(body) + script.spoil)
         self._sse = "chat" in path or b'"stream_format": "sse"' in body
+        self._lines = path == "/generate"
         self._tokens = 0
 
     async def send(self) -> None:
@@ -117,6 +113,9 @@ class Answer:
         elif "transcriptions" in self._path:
             await asyncio.sleep(sum(self._script.moments))
             await self._document(200, {"text": self._words(5 + len(self._body) % 7)})
+        elif self._path.startswith(("/v1/images", "/v1/videos")):
+            await asyncio.sleep(sum(self._script.moments))
+            await self._document(200, {"data": [{"b64_json": self._picture()} for _ in self._script.moments]})
         else:
             await self._stream()
 
@@ -126,7 +125,8 @@ class Answer:
         await self._writer.drain()
 
     async def _stream(self) -> None:
-        kind = "text/event-stream" if self._sse else "audio/wav"
+        kind = "text/event-stream" if self._sse else "application/x-ndjson" if self._lines else "audio/wav"
+        due = asyncio.get_running_loop().time()  # a schedule, so that being late once is not being late ever after
         self._write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         early = self._script.header
         opening = self._opening()
@@ -135,7 +135,8 @@ class Answer:
             self._chunk(opening)
             opening = b""
         for i, wait in enumerate(self._script.moments):
-            await asyncio.sleep(early if early is not None and i == 0 else wait)
+            due += wait
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
             if self._script.fault and i == self._script.at and await self._misbehave():
                 return
             piece = opening + self._piece()
@@ -149,7 +150,12 @@ class Answer:
         """The scripted fault; whether the answer ends here."""
         match self._script.fault:
             case "error":
-                self._chunk(_event({"error": {"message": "as scripted"}})) if self._sse else self._abort()
+                if self._sse:
+                    self._chunk(_event({"error": {"message": "as scripted"}}))
+                elif self._lines:
+                    self._chunk(line({"type": "error", "error": {"message": "as scripted"}}))
+                else:
+                    self._abort()
             case "drop":
                 self._abort()
             case "hang":
@@ -164,6 +170,8 @@ class Answer:
     def _opening(self) -> bytes:
         if self._sse:
             return _event({"choices": [{"delta": {"role": "assistant"}}]})
+        if self._lines:
+            return line({"type": "output", "port": "info", "data": {"steps": 1}})
         promised = 0xFFFFFFFF
         if self._script.fault == "stop":
             promised = 2 * self._script.size * len(self._script.moments)
@@ -172,6 +180,8 @@ class Answer:
         return b"RIFF\xff\xff\xff\xffWAVE" + form + struct.pack("<4sI", b"data", promised)
 
     def _piece(self) -> bytes:
+        if self._lines:
+            return line({"type": "output", "port": "actions", "data": array(self._random, self._script.size)})
         if not self._sse:
             stamp = struct.pack("<d", time.monotonic()) if self._script.stamp else b""
             return stamp + self._random.randbytes(2 * self._script.size - len(stamp))
@@ -184,11 +194,18 @@ class Answer:
     def _words(self, n: int) -> str:
         return " ".join(self._random.choice(("one", "two", "three", "four", "five")) for _ in range(n))
 
+    def _picture(self) -> str:
+        """A file that begins like a PNG; an ill one where the script says so."""
+        magic = b"text" if self._script.fault == "error" else b"\x89PNG"
+        return base64.b64encode(magic + self._random.randbytes(64)).decode()
+
     def _close(self) -> None:
         if self._sse:
             if self._script.usage == "total":
                 self._chunk(_event({"choices": [], "usage": {"completion_tokens": self._tokens}}))
             self._chunk(b"data: [DONE]\n\n")
+        if self._lines:
+            self._chunk(line({"type": "done"}))
         self._write(b"0\r\n\r\n")
 
     def _chunk(self, data: bytes) -> None:
@@ -217,13 +234,17 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2400)
     parser.add_argument("--slots", type=int)
     parser.add_argument("--stamp", action="store_true")
+    parser.add_argument(
+        "--spread", type=int, default=1, help="so many clients in a row get their chunks at other times"
+    )
     parser.add_argument("--fail-every", type=int, default=0, help="every n-th request is dropped after a chunk")
     args = parser.parse_args()
     good = Script(first=args.first, gaps=(args.gap,) * (args.pieces - 1), size=args.size, stamp=args.stamp)
     bad = replace(good, fault="drop")
 
     def script(i: int) -> Script:
-        return bad if args.fail_every and i % args.fail_every == args.fail_every - 1 else good
+        chosen = bad if args.fail_every and i % args.fail_every == args.fail_every - 1 else good
+        return replace(chosen, first=args.first + args.gap * (i % args.spread) / args.spread)
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve_forever(FakeServer(script, args.slots), args.port))

@@ -47,6 +47,14 @@ class Chunk(NamedTuple):
     tokens: int = 0
 
 
+class Sent(NamedTuple):
+    """A piece of input that a live session appended: when it was due, when it was sent, its samples (0: the end)."""
+
+    due: float
+    t: float
+    size: int
+
+
 @dataclass(slots=True)
 class Sound:
     """The PCM a response declared itself to be."""
@@ -79,6 +87,10 @@ class Record:
     sound: Sound | None = None
     input_seconds: float | None = None  # audio sent
     tokens: int | None = None  # the server's count of tokens made
+    wanted: int | None = None  # tokens, where answers have a set length
+    made: int | None = None  # pictures, films or items of output
+    sends: list[Sent] = field(default_factory=list)  # what a live session appended
+    part: str = ""  # of a mixed workload
     text: str | None = None
     reference: str | None = None  # what a clip says, where the workload knows
     digest: str | None = None  # sha256 of the content bytes
@@ -187,6 +199,8 @@ class Config:
     timeout: float
     steady: bool = False  # warm-up went on until the latency held still
     budget: float | None = None  # seconds for the whole run, split over its points
+    cancel_every: int = 0  # every n-th client leaves, `cancel_after` seconds after it has asked
+    cancel_after: float = 0.5
     slos: Mapping[str, float] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     verify: int = 0

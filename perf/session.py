@@ -53,6 +53,7 @@ class Settings:
     verify: int = 0
     trace: Sequence[float] = ()
     cancel_every: int = 0
+    cancel_after: float = 0.5
     budget: float | None = None  # seconds for the whole run
     steady: bool = False
 
@@ -66,6 +67,7 @@ class Settings:
             seed=self.seed,
             trace=self.trace,
             cancel_every=self.cancel_every,
+            cancel_after=self.cancel_after,
             steady=self.steady,
         )
 
@@ -238,6 +240,8 @@ class Session:
             timeout=settings.timeout,
             steady=settings.steady,
             budget=settings.budget,
+            cancel_every=settings.cancel_every,
+            cancel_after=settings.cancel_after,
             slos=settings.slos,
             body=settings.body,
             verify=settings.verify,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from perf.metrics.totals import counts, distinct, failures
 from perf.schema import Config, Point
 
 LAG_OF_GAP = 0.05  # p99 of send lag, as a share of the mean gap between requests
+LATE_OF_PIECE = 0.25  # p99 of how late a live session's pieces are sent, as a share of the time between them
 STALL = 0.005  # seconds; and
 STALL_OF_LATENCY = 0.05  # as a share of the median first response
 THROTTLED = 0.01  # share of the window
@@ -61,6 +63,27 @@ def _send_lag(point: Point, config: Config) -> Flags:
     lag = float(np.percentile([r.sent - r.scheduled for r in sent], 99))
     if gap > 0 and lag > LAG_OF_GAP * gap:
         yield _invalid("generator_lag", f"p99 of send lag {1e3 * lag:.1f} ms is over 5 % of the gap {gap:.3g} s")
+
+
+def _live_lag(point: Point, config: Config) -> Flags:
+    """A live session whose input comes late is not live."""
+    sends = [s for r in point.measured for s in r.sends if s.size]
+    gaps = [b.due - a.due for r in point.measured for a, b in pairwise(r.sends) if b.size]
+    if not sends or not gaps:
+        return
+    late, usual = float(np.percentile([s.t - s.due for s in sends], 99)), float(np.median(gaps))
+    if late > LATE_OF_PIECE * usual:
+        yield _invalid(
+            "generator_lag", f"pieces of input were sent {1e3 * late:.1f} ms late (p99), one each {usual:.3g} s"
+        )
+
+
+def _short(point: Point, config: Config) -> Flags:
+    """Answers were to have a set length; a server that stops earlier did less work than another."""
+    asked = [r for r in point.measured if r.outcome == "ok" and r.wanted and r.tokens is not None]
+    short = sum((r.tokens or 0) < (r.wanted or 0) for r in asked)
+    if short:
+        yield _warning("short_answers", f"{short} of {len(asked)} answers are shorter than their set length")
 
 
 def _stall(point: Point, config: Config) -> Flags:
@@ -139,6 +162,8 @@ _CHECKS: tuple[Callable[[Point, Config], Flags], ...] = (
     _verified,
     _sound,
     _send_lag,
+    _live_lag,
+    _short,
     _stall,
     _rate,
     _prompts,

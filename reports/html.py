@@ -11,6 +11,7 @@ import jinja2
 from perf.metrics import for_route
 from perf.metrics.base import Spread
 from reports import charts
+from reports.markdown import with_parts
 from reports.numbers import percentile, quantity, significant, with_interval
 from reports.summary import Report
 
@@ -18,6 +19,11 @@ SPREADS = {
     "speech": ("ttfa", "e2e", "icl", "underrun"),
     "transcription": ("e2e", "rtf"),
     "chat": ("ttft", "itl", "icl", "e2e"),
+    "image": ("e2e",),
+    "video": ("e2e",),
+    "generate": ("ttfo", "icl", "e2e"),
+    "live": ("lag", "final"),
+    "realtime": ("final", "first_after"),
 }
 
 
@@ -35,6 +41,7 @@ def render(report: Report) -> str:
         client=report.run.client,
         overviews=[(section, _overview(section)) for section in report.sections],
         machine=_machine(report),
+        with_parts=with_parts,
         spreads=[drawing for section in report.sections for drawing in _spreads(section)],
         timelines=list(_timelines(report)),
     )  # fmt: skip

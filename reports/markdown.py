@@ -15,7 +15,7 @@ def render(report: Report) -> str:
     parts = [
         f"## Bench of {' and '.join(report.routes)}: {models} - {report.verdict}",
         _flags(report),
-        *(_table(_head(part), (_line(part, row) for row in part.rows)) for part in report.sections),
+        *(_table(_head(part), (_line(part, row) for row in with_parts(part))) for part in report.sections),
         _legend(report),
         "\n".join(f"- {found}" for found in report.found),
         _failures(report),
@@ -24,6 +24,11 @@ def render(report: Report) -> str:
         _environment(report),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def with_parts(section: Report) -> list[Row]:
+    """The rows of a section, each followed by those of its parts."""
+    return [one for row in section.rows for one in (row, *row.parts)]
 
 
 def _head(report: Report) -> list[str]:

@@ -19,7 +19,7 @@ from perf.schema import Check, Load, Point, Run
 from perf.sweep import Step, highest_rate, knee, steps
 from perf.validity import Flag, flags
 
-EXTRA = ("rtf", "c100", "wer", "tpot", "goodput")
+EXTRA = ("rtf", "c100", "wer", "tpot", "final", "goodput")
 RESAMPLES = 2000
 TAIL = 2.5  # percent on each side of an interval
 
@@ -64,6 +64,7 @@ class Row:
     failures: Mapping[str, int]
     flags: tuple[Flag, ...]
     checks: tuple[Check, ...]
+    parts: tuple[Row, ...] = ()  # of a mixed workload: each kind of request by itself
 
     @property
     def name(self) -> str:
@@ -189,7 +190,19 @@ def _row(run: Run, label: str, load: Load, points: list[Point], metrics: Mapping
         failures=sum((failures(p) for p in points), Counter()),
         flags=_flags([flags(p, run.config, cores) for p in points]),
         checks=tuple(check for p in points for check in p.checks),
+        parts=tuple(_row(run, f"{label}, {part}", load, _of_part(points, part), metrics) for part in _parts(points)),
     )
+
+
+def _parts(points: Sequence[Point]) -> list[str]:
+    """The kinds of requests, where there are several."""
+    found = {r.part for p in points for r in p.records}
+    return sorted(found) if len(found) > 1 else []
+
+
+def _of_part(points: Sequence[Point], part: str) -> list[Point]:
+    """The points as if the other kinds were somebody else's."""
+    return [replace(p, records=[r for r in p.records if r.part == part], checks=[]) for p in points]
 
 
 def _flags(found: Sequence[Sequence[Flag]]) -> tuple[Flag, ...]:
@@ -253,4 +266,5 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "flags": [asdict(flag) for flag in row.flags],
         "checks": [asdict(check) for check in row.checks],
         "figures": {name: asdict(found) for name, found in row.figures.items()},
+        "parts": [_row_dict(part) for part in row.parts],
     }

@@ -207,7 +207,7 @@ def chosen(case: Recording, draws: np.random.Philox, model: reference.T3) -> Ite
         mass = probabilities[0].double().cumsum(-1)
         return torch.searchsorted(mass, mass[-1] * drawn[-1], right=True).view(1, 1)
 
-    original, torch.multinomial = torch.multinomial, choose
+    original, torch.multinomial = torch.multinomial, choose  # type: ignore[assignment]
     hook = model.speech_head.register_forward_hook(lambda _, args, out: logits.append(out[:, -1].clone()))
     try:
         yield
@@ -363,7 +363,7 @@ def record_analyser(case: Recording) -> None:
             word = int(logits[0, 3].sign())
             found.append([int(under_test.text_position), int(under_test.started), int(under_test.complete), word])
         case.inputs(**{f"{name}_attention": seen, f"{name}_tokens": torch.tensor(tokens)})
-        case.outputs(**{name: torch.tensor(found)})
+        case.outputs(**{name: torch.tensor(found)})  # type: ignore[arg-type]
 
 
 def vocabulary() -> dict[str, int]:

@@ -69,7 +69,7 @@ class Floated:
 
     def _twins(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         if node.op_type == "DynamicQuantizeLinear":
-            self.constants[node.output[1]] = np.float32(1)  # the scale; its values go straight to the product
+            self.constants[node.output[1]] = np.float32(1)  # type: ignore[assignment]  # the scale; its values go straight to the product
         elif node.op_type in PRODUCTS:
             yield self._product(node)
         elif node.op_type == "DynamicQuantizeLSTM":
@@ -83,7 +83,7 @@ class Floated:
         twin, axis = PRODUCTS[node.op_type]
         weight = node.input[1]
         scale = weight.removesuffix("_quantized") + "_scale"
-        self.constants[scale] = np.float32(1)
+        self.constants[scale] = np.float32(1)  # type: ignore[assignment]
         zero = self.held[node.input[3]] if len(node.input) > 3 else 0
         values = self._dequantised(weight, self.held[scale], zero, axis)
         inputs = [self.made_by[node.input[0]].input[0], self._constant(weight, values)]

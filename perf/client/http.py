@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from perf.client.clock import Clock
 from perf.schema import FailureKind
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-Dial = Callable[[Callable[[], Connection]], Awaitable[tuple[asyncio.BaseTransport, Connection]]]
+Dial = Callable[[Callable[[], Any]], Awaitable[tuple[asyncio.BaseTransport, Any]]]
 
 
 class Pool:

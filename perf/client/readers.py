@@ -134,7 +134,7 @@ class TextReader(Reader):
 
     def close(self) -> None:
         if self._sse is None:
-            event = _document(bytes(self._body))
+            event = document(bytes(self._body))
             self._usage(event)
             self._text = _whole(event)
             self.add(self._last, len(self._text), self._text.encode())
@@ -160,13 +160,14 @@ class Events:
         if data == b"[DONE]":
             self.done = True
             return None
-        event = _document(data) if data else {}
+        event = document(data) if data else {}
         if event.get("error") or event.get("type") == "error":
             raise RequestFailed("in_band", _message(data))
         return event
 
 
-def _document(data: bytes) -> dict[str, Any]:
+def document(data: bytes) -> dict[str, Any]:
+    """A JSON object. Raises `RequestFailed`."""
     try:
         found = json.loads(data)
     except ValueError:
@@ -193,10 +194,15 @@ def _whole(event: Mapping[str, Any]) -> str:
     return str(event["text"])
 
 
+def message_of(event: Mapping[str, Any]) -> str:
+    """The message of OpenAI's error envelope, in short."""
+    error = event.get("error")
+    return str(error.get("message", error) if isinstance(error, Mapping) else error)[:300]
+
+
 def _message(body: bytes) -> str:
-    """The message of OpenAI's error envelope, or the start of whatever came."""
+    """The message of a document's error, or the start of whatever came."""
     try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)[:300]
-    except (ValueError, KeyError, TypeError):
+        return message_of(document(body)) if b"error" in body else body[:300].decode("utf-8", "replace")
+    except RequestFailed:
         return body[:300].decode("utf-8", "replace")

@@ -17,6 +17,8 @@ from perf.metrics.audio import (
 from perf.metrics.base import Metric, Result, Spread
 from perf.metrics.goodput import Goodput
 from perf.metrics.latency import ChunkGap, EndToEnd, FirstAudio, FirstContent, TimePerToken, TokenGap
+from perf.metrics.live import Final, FirstAfterEnd, Lag
+from perf.metrics.made import FilmThroughput, FirstOutput, OutputThroughput, PictureThroughput
 from perf.metrics.quality import WordErrorRate
 from perf.metrics.totals import AchievedRate, OfferedRate, RequestThroughput, SuccessRate, TokenThroughput
 from perf.schema import Config, Point
@@ -38,13 +40,36 @@ ROUTES: Mapping[str, tuple[type[Metric], ...]] = {
     ),
     "transcription": (FirstContent, RealTimeFactor, AudioThroughput, AudioDuration, WordErrorRate),
     "chat": (FirstContent, ChunkGap, TokenGap, TimePerToken, TokenThroughput),
+    "image": (PictureThroughput,),
+    "video": (FilmThroughput,),
+    "generate": (FirstOutput, ChunkGap, OutputThroughput),
+    "live": (Lag, Final, OutputThroughput),
+    "realtime": (FirstAfterEnd, Final, AudioThroughput, AudioDuration, WordErrorRate),
 }
-HEADLINE = {"speech": "audio_throughput", "transcription": "audio_throughput", "chat": "token_throughput"}
-FIRST = {"speech": "ttfa", "transcription": "e2e", "chat": "ttft"}
+HEADLINE = {
+    "speech": "audio_throughput",
+    "transcription": "audio_throughput",
+    "chat": "token_throughput",
+    "image": "picture_throughput",
+    "video": "film_throughput",
+    "generate": "output_throughput",
+    "live": "output_throughput",
+    "realtime": "audio_throughput",
+}
+FIRST = {
+    "speech": "ttfa",
+    "transcription": "e2e",
+    "chat": "ttft",
+    "image": "e2e",
+    "video": "e2e",
+    "generate": "ttfo",
+    "live": "lag",
+    "realtime": "final",
+}
 
 
 def for_route(route: str, slos: Mapping[str, float] | None = None) -> dict[str, Metric]:
-    """Name -> metric for "speech", "transcription" or "chat", with goodput under `slos`."""
+    """Name -> metric of a route, with goodput under `slos`."""
     if route not in ROUTES:
         raise BadRequest(f'No bench for route "{route}".{nearest(route, ROUTES)}', param="route")
     found: dict[str, Metric] = {m.name: m() for m in (*_ALWAYS, *ROUTES[route])}

@@ -7,6 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """Input of a live session: samples float32 [T] at `rate`, appended to `port` every `every` seconds."""
+
+    samples: np.ndarray
+    rate: int
+    every: float = 0.08
+    port: str = "audio_in"
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """The samples in order, those of `every` seconds at a time; the last piece may be shorter."""
+        step = max(1, round(self.every * self.rate))
+        yield from (self.samples[i : i + step] for i in range(0, len(self.samples), step))
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -16,6 +33,9 @@ class Item:
     text: str
     audio: bytes | None = None  # a WAV file
     seconds: float | None = None  # of that file
+    image: bytes | None = None  # a PNG file
+    stream: Stream | None = None
+    part: str = ""  # of a mixed workload
     body: Mapping[str, Any] = field(default_factory=dict)
 
 

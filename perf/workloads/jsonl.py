@@ -39,4 +39,4 @@ def _item(path: Path, number: int, text: str) -> Item:
         data, seconds = read_clip(path.parent / line.audio) if line.audio else (None, None)
     except (ValidationError, OSError) as error:
         raise SetupError(f"{path.name}, line {number}: {error}") from error
-    return Item(name, line.text, data, seconds, line.body)
+    return Item(name, line.text, data, seconds, body=line.body)

@@ -13,6 +13,7 @@ from perf.arrivals import closed
 from perf.fake_server import Script
 from perf.schema import read_run
 from perf.text import normaliser
+from perf.workloads import named
 from reports import write_all
 from reports.summary import as_dict, build
 from reports.tests.test_reports import make
@@ -154,3 +155,20 @@ def test_a_run_of_two_routes_has_a_section_for_each_and_says_how_it_was_limited(
     assert "Word error rate" in text
     assert "<h2>Speech</h2>" in page
     assert "<h2>Transcription</h2>" in page
+
+
+def test_parts_of_a_mixed_load_are_rows_of_their_own(tmp_path: Path):
+    run = make("speech", workload=named("3*sentences:n=8+long-texts:n=4"), loads=[closed(4)], requests=60)
+    bare = json.loads(run.save(tmp_path / "run.json").read_text())
+    (row,) = as_dict(build(read_run(tmp_path / "run.json")))["rows"]
+    assert [part["label"] for part in row["parts"]] == ["one, long-texts:n=4", "one, sentences:n=8"]
+    assert sum(part["counts"]["sent"] for part in row["parts"]) == row["counts"]["sent"] == 60
+    (point,) = bare["points"]
+    for part in row["parts"]:
+        mine = [r for r in point["records"] if f"one, {r['part']}" == part["label"] and r["outcome"] == "ok"]
+        measured = [r["end"] - r["sent"] for r in mine if point["start"] <= r["sent"] <= point["sent_until"]]
+        assert part["figures"]["e2e"]["value"] == pytest.approx(float(np.median(measured)), abs=1e-9)
+        ended = sum(point["start"] <= r["end"] <= point["end"] for r in mine)
+        rate = ended / (point["end"] - point["start"])
+        assert part["figures"]["request_throughput"]["value"] == pytest.approx(rate, abs=1e-9)
+    assert "one, long-texts:n=4" in {p.name: p.read_text() for p in write_all(run, tmp_path)}["report.md"]

@@ -34,10 +34,14 @@ SCRIPTS = [
 ]
 
 
-def make(route: str = "speech", labels=("one",), loads=(closed(1), closed(4)), scripts=SCRIPTS, **settings) -> Run:
+def make(
+    route: str = "speech", labels=("one",), loads=(closed(1), closed(4)), scripts=SCRIPTS, workload=None, **settings
+) -> Run:
     async def main() -> Run:
         server = FakeServer(lambda i: scripts[i % len(scripts)])
-        session = Session(default(route), loads, Settings(**{"requests": 20, **settings}), dial=dial_to(server))
+        session = Session(
+            workload or default(route), loads, Settings(**{"requests": 20, **settings}), dial=dial_to(server)
+        )
         return await session.run([Running(Target(f"http://{label}", "fake", label)) for label in labels])
 
     return simulate(main)

@@ -19,7 +19,7 @@ N = TypeVar("N", int, float)
 OUT = Path("runs/latest")
 DEFAULT_KEY = "whisper_tiny_en"
 DEFAULT_URL = "http://127.0.0.1:8000"
-ROUTES = ("transcription", "speech", "chat")
+ROUTES = ("transcription", "speech", "chat", "image", "video", "generate", "live", "realtime")
 
 
 class RunByDefault(TyperGroup):
@@ -57,13 +57,25 @@ def run(
     slo: Annotated[list[str] | None, typer.Option(help="A limit, such as ttfa=0.4. May be repeated.")] = None,
     peers: Annotated[str | None, typer.Option(help="Other systems in the same run, in turn: names, commas.")] = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI-compatible server that already runs.")] = None,
-    route: Annotated[str | None, typer.Option(help="transcription, speech or chat; else what the keys serve.")] = None,
+    route: Annotated[
+        str | None,
+        typer.Option(
+            help="transcription, speech, chat, image, video, generate, live or realtime; else what the keys serve."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="With --url: the model's name there.")] = None,
-    workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="A folder of recordings, a .jsonl file, or a name such as prompts:words=400,max_tokens=128."),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(min=0.1, help="Minutes for the whole run, shared by its points.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare answers of the run with solo answers.")] = False,
+    cancel_every: Annotated[
+        int, typer.Option(min=0, help="Every n-th client leaves before its answer is complete.")
+    ] = 0,
+    cancel_after: Annotated[float, typer.Option(min=0.0, help="Seconds after which such a client leaves.")] = 0.5,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers of their full set length.")] = False,
     steady: Annotated[bool, typer.Option("--steady", help="Warm up until latency holds still, within limits.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run.json in --out.")] = False,

@@ -18,7 +18,7 @@ def profile(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
     requests: Annotated[int, typer.Option(min=1, help="Profiled requests.")] = 16,
     route: Annotated[str | None, typer.Option(help="transcription, speech or chat; else what the key serves.")] = None,
-    workload: Annotated[Path | None, typer.Option(help="A folder of recordings, or a .jsonl file.")] = None,
+    workload: Annotated[str | None, typer.Option(help="A folder of recordings, a .jsonl file, or a name.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for profile.html and profile.json.")] = Path("runs/profile"),
     experimental: Annotated[bool, typer.Option("--experimental", help="Allow keys whose port is not done.")] = False,
@@ -38,19 +38,19 @@ def profile(
 
 
 def _run(
-    key: str, concurrency: int, requests: int, route: str | None, workload: Path | None, seed: int, experimental: bool
+    key: str, concurrency: int, requests: int, route: str | None, workload: str | None, seed: int, experimental: bool
 ) -> Profile:
     import asyncio
 
     from models import registry
     from perf import profile as perf
     from perf.bench import route_of
-    from perf.workloads import default, from_path
+    from perf.workloads import chosen
     from toolkit.deploy import deployments
 
     (one,) = deployments([key], experimental=experimental)
-    chosen = route_of([one.model], route)
-    items = from_path(workload, chosen, seed) if workload else default(chosen, seed)
+    wanted = route_of([one.model], route)
+    items = chosen(workload, wanted, seed)
     console.say(f"Loading {one.model} ({one.numerics}, {one.profile}, {one.device})")
     loaded = registry.load(one.model, one.to_options())
     return asyncio.run(perf.profile(loaded, items, concurrency=concurrency, requests=requests))
