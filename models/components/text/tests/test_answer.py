@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.components.text.answer import ChatAnswer
@@ -49,6 +49,7 @@ def test_deltas_add_up_to_the_text_before_a_stop_and_logprobs_cover_it(text, sto
 
 
 @given(st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=30))
+@example([words.encode("🦄")[0], words.end()])  # a token that says nothing inside a character
 def test_any_tokens_have_one_logprob_each_that_says_something(ids):
     _, deltas = run(ids)
     assert text_of(deltas) == words.tokenizer().decode(ids, skip_special_tokens=True)
