@@ -80,7 +80,7 @@ class Settler:
             step.error = error
             self._failed(step)
             return None
-        if any(seat.inflight > 1 for seat in plan.seats):  # it needs what the step before makes
+        if node.inflight and _goes_on(step, node.inflight[-1]):
             step.previous = node.inflight[-1]
         node.inflight.append(step)
         if cohort is None:
@@ -211,6 +211,12 @@ class Settler:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return Overloaded("Out of memory.", code="out_of_memory")
         return StepFailed(f"{seat.node.name} failed: {type(error).__name__}: {error}")
+
+
+def _goes_on(step: Step, before: Step) -> bool:
+    """The step, whose seats are counted as in flight, needs what the one before it makes."""
+    same = step.cohort is not None and before.cohort is step.cohort
+    return same or any(seat.inflight > 1 for seat in step.seats)
 
 
 def _sticky(error: BaseException) -> bool:
