@@ -33,6 +33,7 @@ __all__ = ["MODES", "entered", "prepare", "probe"]
 MODES = ("fast", "invariant")
 TILE = 16
 LARGE = 1 << 21  # weights from which the packed kernel wins in `fast` at the few rows of a decoding step
+MANY = 128  # rows from which it does not
 TRIALS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 23, 24, 31, 32, 33, 48, 63, 64, 100)
 FEW = (2, 3, 7, 8, 16, 17, 33)  # trials of layers that take milliseconds a call
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -58,6 +59,21 @@ class Packed:
             rows = rows.expand(2, -1)
         found = torch.ops.mkldnn._linear_pointwise(aligned(rows.contiguous()), self.weight, self.bias, "none", [], "")
         return found[:count].reshape(*x.shape[:-1], self.out)
+
+
+class Fast(Packed):
+    """A linear by the kernel that its number of rows asks for: the packed one at a few, torch's at one and at many.
+
+    At one row torch's reads the weights as fast as memory gives them, where the packed one computes a second row.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.plain = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        few = 1 < x.numel() // x.shape[-1] < MANY
+        return super().__call__(x) if few else F.linear(x, self.plain, self.bias)
 
 
 class Tiles:
@@ -151,7 +167,7 @@ def _walk(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 def _fast(module: nn.Module, device: str) -> Callable[..., Any] | None:
     if type(module) is nn.Linear and device == "cpu" and module.weight.numel() >= LARGE:
-        return Packed(module.weight, module.bias)
+        return Fast(module.weight, module.bias)
     return None
 
 

@@ -128,6 +128,7 @@ class Deployment(Section):
     max_concurrent_requests: Count = 8
     capture: Literal["eager", "static"] = "eager"  # steps at their exact size, or padded to declared buckets
     resources: dict[str, dict[str, Any]] = {}
+    admission: dict[str, Literal["worst_case", "expected"]] = {}  # by resource; `expected` overbooks, and preempts
     options: dict[str, Any] = {}  # the port's own
     weights: str | None = None
     parity: str | None = None  # a parity.json, whose finding on this key `/v1/models` shows
@@ -144,6 +145,7 @@ class Deployment(Section):
             rows=self.max_concurrent_requests,
             weights=self.weights,
             resources=self.resources,
+            admission=self.admission,
             model=self.options,
         )
 

@@ -14,7 +14,7 @@ from models.toy import media
 from models.toy.config import ToyConfig
 from models.toy.modules import Networks
 from models.toy.nodes import BOTH, COND, LM, Codec, Denoise, Listener
-from serving.core.contract import Edge, Emit, Graph, Need, Options, Packed, Piece, Steps, Task
+from serving.core.contract import Edge, Emit, Graph, Need, Options, Packed, Piece, Prefix, Steps, Task
 from serving.core.streams import Each, Frames, Ramp, Whole
 from serving.errors import BadRequest
 from serving.resources import PagedKV, Sampler, StateSlots
@@ -66,12 +66,12 @@ class Toy:
         self.resources = {
             "kv": kv,
             "sampler": sampler,
-            "filter": StateSlots(slots=rows, state={"y": ((), torch.float32)}),
-            "memory": StateSlots(slots=rows, state={"h": ((c.memory,), torch.float32)}),
+            "filter": StateSlots(slots=rows, state={"y": ((), torch.float32)}, rollback=True),
+            "memory": StateSlots(slots=rows, state={"h": ((c.memory,), torch.float32)}, rollback=True),
         }
         budget = float(options.model.get("budget", 128))
         nodes = (
-            LM(c, self.net, sampler, rows, budget),
+            LM(c, self.net, sampler, rows, budget, str(options.model.get("preempt", "offload"))),
             Codec(c, self.net),
             Denoise(c, self.net, rows, MOST_PATCHES),
             Listener(c, self.net),
@@ -122,8 +122,11 @@ class Toy:
     def _sentences(self, job: Job) -> Iterator[Piece]:
         lanes = BOTH if job.knobs.cfg_weight > 0 else COND
         for text in job.texts:
-            need = Need(len(text) + job.knobs.max_new_tokens, lanes)
-            yield Piece("speak", {"lm.prompt": Packed.one(text)}, job.knobs, needs={"kv": need})
+            most = job.knobs.max_new_tokens
+            need = Need(len(text) + most, lanes, len(text) + min(most, 8))
+            blank = np.zeros_like(text)  # what the lane without a prompt reads
+            prefix = Prefix("lm", dict(zip(lanes, (text, blank), strict=False)), ("prompt",), grows="token")
+            yield Piece("speak", {"lm.prompt": Packed.one(text)}, job.knobs, needs={"kv": need}, prefix=prefix)
 
     def present(self, port: str, items: Packed) -> Any:
         """Samples stay samples, patches become pixels."""

@@ -26,16 +26,21 @@ class LM(Node):
     name = "lm"
     writes = ("kv", "sampler")
     buckets = ((4, 8), (8, 16), (8, 128))
+    tables = ("last", "weight", "left", "eos", "prompt")
 
-    def __init__(self, c: ToyConfig, net: Networks, sampler: Sampler, rows: int, budget: float) -> None:
-        self.c, self.net, self.sampler, self.budget = c, net.speaker, sampler, budget
+    def __init__(
+        self, c: ToyConfig, net: Networks, sampler: Sampler, rows: int, budget: float, preempt: str = "offload"
+    ) -> None:
+        self.c, self.net, self.sampler, self.budget, self.preempt = c, net.speaker, sampler, budget, preempt
         self.last = torch.zeros(rows + 1, dtype=torch.int64)
         self.weight = torch.zeros(rows + 1)
         self.left = np.zeros(rows + 1, np.int64)
         self.eos = np.zeros(rows + 1, np.int64)
+        self.prompt = np.zeros(rows + 1, np.int64)  # its length, once all of it is computed
 
     def begin(self, row: Row) -> None:
         k = row.knobs
+        self.prompt[row.slot] = self.c.max_tokens
         row.state = BOTH if k.cfg_weight > 0 else COND
         self.weight[row.slot] = k.cfg_weight
         self.left[row.slot] = k.max_new_tokens
@@ -55,9 +60,12 @@ class LM(Node):
             return
         prompts, start = b.ins["prompt"], 0
         for i, (units, lanes) in enumerate(zip(b.units.tolist(), b.lanes, strict=True)):
-            if prompts.lengths[i]:
-                ids[start : start + units] = torch.as_tensor(prompts.row(i))
-                ids[start + units : start + units * len(lanes)] = 0
+            chunk = b.taken["prompt"][i]
+            if chunk is not None and units:
+                given = torch.as_tensor(prompts.row(i))
+                ids[start : start + units] = given
+                said = torch.arange(chunk.fresh, chunk.stop) >= self.prompt[b.index[i]]
+                ids[start + units : start + units * len(lanes)] = (given * said).repeat(len(lanes) - 1)
             start += units * len(lanes)
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
@@ -76,6 +84,9 @@ class LM(Node):
         spoke = np.ones(b.n, bool)
         if b.taken:
             spoke = np.array([chunk is None or chunk.final for chunk in b.taken["prompt"]])
+            whole = [(slot, c.stop) for slot, c in zip(b.index, b.taken["prompt"], strict=True) if c and c.final]
+            for slot, stop in whole:
+                self.prompt[slot] = stop
         self.left[b.index] -= spoke
         ended = spoke & (tokens == self.eos[b.index])
         done = ended | (spoke & (self.left[b.index] <= 0))
@@ -90,6 +101,7 @@ class Codec(Node):
 
     name = "codec"
     writes = ("filter",)
+    preempt = "offload"
     buckets = ((4, 32), (8, 64))
     BEFORE, AFTER, MOST = 2, 1, 8
 
@@ -147,6 +159,7 @@ class Denoise(Node):
     """Euler steps of a flow; rows at different steps share a batch, guided ones cost two lanes."""
 
     name = "denoise"
+    tables, preempt = ("x", "text"), "offload"
 
     def __init__(self, c: ToyConfig, net: Networks, rows: int, patches: int) -> None:
         self.net, self.size = net.painter, c.patch * c.patch * 3
@@ -205,6 +218,7 @@ class Listener(Node):
 
     name = "listener"
     writes = ("memory",)
+    preempt = "offload"
     FRAME = Offer(("frame",), take=("audio",))
 
     def __init__(self, c: ToyConfig, net: Networks) -> None:

@@ -1,4 +1,4 @@
-"""CTranslate2, a C++ implementation of Whisper, on real tiny.en: greedy tokens and their logits in float32.
+"""CTranslate2, Whisper in C++ of its own, on real tiny.en: greedy tokens and their logits in float32.
 
 It runs in a process without torch: each brings an OpenMP runtime. Its input is openai-whisper's log-mel.
 """

@@ -91,7 +91,7 @@ def test_a_book_begins_soon_and_ends_when_the_caller_leaves(key, url):
     """100,000 characters: the most that is taken."""
     before = held(url)
     body = {"model": key, "input": ("It rained. " * 10_000)[:100_000], "voice": "af_heart", "response_format": "pcm"}
-    with httpx.stream("POST", f"{url}/v1/audio/speech", json={**body, "stream_format": "audio"}, timeout=120) as heard:
+    with httpx.stream("POST", f"{url}/v1/audio/speech", json={**body, "stream": True}, timeout=120) as heard:
         assert heard.status_code == 200
         assert len(next(heard.iter_bytes(4096))) > 0
     for _ in range(200):

@@ -1,6 +1,7 @@
-"""The port against what openai-whisper was recorded to do, and a second reference: transformers, with the same weights.
+"""The port against what openai-whisper was recorded to do, and against transformers with the same weights.
 
-Packaged speech with real tiny.en; a random multilingual network for language detection and both tasks.
+A third is CTranslate2, as recorded. Packaged speech with real tiny.en; a random multilingual network for language
+detection and both tasks.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from models.components.audio.mel import log_mel
@@ -15,6 +17,7 @@ from models.weights.loading import load_strict, on_meta
 from models.whisper import config
 from models.whisper.graph import WhisperPort
 from models.whisper.languages import LANGUAGES
+from models.whisper.media import Sound
 from models.whisper.modules import Whisper
 from models.whisper.tests.reference import write_tokenizer
 from models.whisper.tests.running import tokens, transcribed
@@ -59,7 +62,8 @@ def test_real_weights_on_speech(key, case, ours, check):
         check(case, f"mel_{index}", mel_of(audio))
     with torch.inference_mode():
         features = net.encoder(mel_of(clips[0])[None])
-        logits = net.decoder.head(naive_decoder(net.decoder, case["ids"][0], features))
+        hidden = naive_decoder(net.decoder, case["ids"][0], features)
+        logits = F.linear(hidden, net.decoder.head.weight)  # engines of other tests have packed the head itself
     check(case, "features", features)
     check(case, "logits", logits[None])
     assert torch.equal(logits.argmax(-1), case["argmax"][0])
@@ -101,6 +105,20 @@ def test_the_second_reference_gives_the_same_logits(key, case, ours):
         expected = second(ours)(input_features=mel, decoder_input_ids=ids).logits[0]
         logits = net.decoder.head(naive_decoder(net.decoder, ids[0], net.encoder(mel)))
     assert (logits - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("index", [0, 1, 2], ids=lambda i: f"clip{i}")
+def test_ctranslate2_chooses_the_same_tokens_by_the_same_logits(key, oracle, check, ours, index):
+    """An implementation that shares no code with either: it was recorded in a process of its own."""
+    case = oracle("whisper_ct2", "tiny_en_real", key=key, rung="real")
+    net, said = ours.modules["whisper"], case.values["tokens"][index]
+    ids = torch.tensor([*case.config["prompt"], *said])
+    audio = Audio(case[f"audio_{index}"].numpy()[None] / 32768.0, 16_000)
+    mel = Sound(audio, 80).mel(0, 3000)[None]
+    with torch.inference_mode():
+        logits = net.decoder.head(naive_decoder(net.decoder, ids, net.encoder(mel)))[1:]
+    check(case, f"logits_{index}", logits)
+    assert logits.argmax(-1).tolist() == [*said, ours.tokenizer.eot][: len(logits)]
 
 
 def test_language_detection_and_both_tasks(key, oracle, tmp_path):

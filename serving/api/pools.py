@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from serving.core.contract import LoadedModel, Resource
 
@@ -24,18 +23,15 @@ class ModelPool:
 
     @property
     def free(self) -> int:
-        shared: Any = getattr(self.resource, "pages", self.resource)
-        return int(shared.free)
+        return self.resource.free
 
 
 def pools_of(loaded: Iterable[LoadedModel]) -> tuple[ModelPool, ...]:
-    """The pools that know how much of them is free; others, one entry a slot, say nothing that slots do not."""
+    """The pools that count something; others, one entry a slot, say nothing that slots do not."""
     pools = []
     for model in loaded:
         graph = getattr(model.model, "graph", None)
         for name, resource in graph.resources.items() if graph else ():
-            if hasattr(resource, "pages"):
-                pools.append(ModelPool(model.card.key, name, "pages", resource))
-            elif hasattr(resource, "free"):
-                pools.append(ModelPool(model.card.key, name, "slots", resource))
+            if resource.unit:
+                pools.append(ModelPool(model.card.key, name, resource.unit, resource))
     return tuple(pools)

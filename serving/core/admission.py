@@ -45,13 +45,13 @@ def fits(piece: PieceRun) -> None:
             )
 
 
-def admit(piece: PieceRun, now: float) -> bool:
+def admit(piece: PieceRun) -> bool:
     """Take a slot and reserve the whole walk, or take nothing. Idle sessions make room first."""
     model = piece.request.model
     if not model.free:
         return False
     while not _reserve(piece):
-        if not _evict(model, now):
+        if not evict(model):
             return False
     piece.slot = model.free.pop()
     for label in labels(piece):
@@ -67,7 +67,7 @@ def _reserve(piece: PieceRun) -> bool:
         if held in _held(request, piece.spec, label):
             continue
         need = piece.spec.needs.get(label, Need())
-        if not resources[label].reserve(held[1], need.lanes, need.units):
+        if not resources[label].reserve(held[1], need.lanes, _units(piece, label, need)):
             for name, taken in new:
                 resources[name].release(taken)
             return False
@@ -75,6 +75,16 @@ def _reserve(piece: PieceRun) -> bool:
     for label, taken in new:
         _book(piece, label).add((label, taken))
     return True
+
+
+def _units(piece: PieceRun, label: str, need: Need) -> int:
+    """What to reserve at first; a piece that comes back has room for half of what is left."""
+    if piece.request.model.loaded.options.admission.get(label) != "expected":
+        return need.units
+    if piece.parked is None:
+        return need.units if need.expected is None else need.expected
+    stored = piece.parked.stored.get(label, 0)
+    return stored + max(0, (need.units - stored + 1) // 2)
 
 
 def _held(request: Request, spec: Piece, label: str) -> set[tuple[str, str]]:
@@ -123,7 +133,7 @@ def expire(model: ModelRun, now: float, ttl: float) -> None:
         release(model, model.sessions.pop(name).owned)
 
 
-def _evict(model: ModelRun, now: float) -> bool:
+def evict(model: ModelRun) -> bool:
     """Drop the idle session that was used longest ago."""
     idle = [(s.used, name) for name, s in model.sessions.items() if s.busy is None]
     if not idle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,19 @@ class StreamBuffer:
     when the next chunk cannot need them as context.
     """
 
-    __slots__ = ("chunk", "edge", "empty", "ended", "finished", "fresh", "parts", "producer", "written")
+    __slots__ = (
+        "chunk",
+        "edge",
+        "empty",
+        "ended",
+        "finished",
+        "fresh",
+        "marks",
+        "parts",
+        "producer",
+        "reached",
+        "written",
+    )
 
     def __init__(self, edge: Edge) -> None:
         self.edge = edge
@@ -51,6 +63,8 @@ class StreamBuffer:
         self.chunk: Chunk | None = None  # a chunk taken in part
         self.empty: Any = None  # no items, in the form that items have here
         self.producer: Any = None  # the seat that writes, to wake it when there is room again
+        self.marks: Sequence[int] = ()  # items after which a chunk ends, ascending
+        self.reached: Callable[[int], None] | None = None  # told how many items have been taken for good
 
     def write(self, values: Any, count: int) -> None:
         """Append `count` items."""
@@ -79,7 +93,15 @@ class StreamBuffer:
         """The chunk that can be taken now."""
         if self.finished:
             return None
-        return self.chunk or self.edge.policy.next(self.fresh, self.written, self.ended)
+        chunk = self.chunk or self.edge.policy.next(self.fresh, self.written, self.ended)
+        if chunk is not None and self.marks:
+            mark = next((mark for mark in self.marks if chunk.fresh < mark < chunk.stop), None)
+            return chunk if mark is None else Chunk(chunk.start, chunk.fresh, mark, mark, False)
+        return chunk
+
+    def skip(self, count: int) -> None:
+        """Nobody needs the first `count` items."""
+        self.fresh = count
 
     def take(self, chunk: Chunk, units: int | None = None) -> tuple[Chunk, Any]:
         """A chunk that `ready` gave, and its items [start, seen); with `units`, only its next so many new items."""
@@ -102,7 +124,9 @@ class StreamBuffer:
         self.fresh, self.finished, self.chunk = state
 
     def drop(self) -> None:
-        """Forget items that no later chunk can reach."""
+        """The takes were for good: forget items that no later chunk can reach."""
+        if self.reached is not None:
+            self.reached(self.fresh)
         if self.finished:
             self.parts.clear()
             return

@@ -9,6 +9,7 @@ A *model* is a graph of *nodes* joined by *streams* of items; a request is a wal
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -115,6 +116,7 @@ class Row:
     chunks: dict[str, Chunk | None] = field(default_factory=dict)  # per input port: what may be taken now
     ended: dict[str, bool] = field(default_factory=dict)  # per input port: no more will come
     state: Any = None
+    reused: int = 0  # first positions of its `Prefix` that the node's resources hold already; known after `begin`
 
 
 @dataclass(slots=True)
@@ -167,7 +169,8 @@ class Node:
     buckets: Sequence[tuple[int, int]] = ()  # captured (rows, units), ascending; () = run at the exact size
     budget: float = float("inf")  # most `cost` in one step
     numerics: Mapping[str, Any] = {}  # entered around its steps
-    preempt: str = "never"  # "never" | "recompute" | "offload"
+    tables: Sequence[str] = ()  # attributes indexed by slot: what a row that is preempted takes along
+    preempt: str = "never"  # "never" | "offload" | "recompute", a prompt that its piece declares as its `prefix`
 
     def begin(self, row: Row) -> None:
         """The piece took its slot: set `row.state` and the slot's table rows. Host, once a piece."""
@@ -194,15 +197,37 @@ class Node:
         """Verdicts and emissions from `out`, which has reached the host. Host, per batch."""
         raise NotImplementedError
 
+    def save(self, row: Row) -> Any:
+        """What the node keeps for a row besides its resources and `row.state`: it loses its slot. Host, when idle."""
+        return {name: deepcopy(getattr(self, name)[row.slot]) for name in self.tables}
+
+    def restore(self, row: Row, saved: Any) -> None:
+        """Put back what `save` returned, in the slot that the row has now."""
+        for name, value in saved.items():
+            getattr(self, name)[row.slot] = value
+
+
+Items = Sequence[int | bytes] | np.ndarray  # one a position: a token id, or the `media_key` of what fills it
+Content = Mapping[str, Items]  # by lane
+
 
 class Resource:
     """State owned by the engine and shared by a model's nodes, held by an *owner*: a request, a piece or a session."""
 
     capacity: int  # amount that owners can hold together
+    unit = ""  # what the amount counts, for the metrics; nothing where it is one a slot
     rollback = True  # a failed step can be undone: its rows may run again
+    stride = 1  # a beginning that is adopted has a multiple of this length
+    replays = False  # running its tokens again gives the same state
+    partial = False  # it can publish a beginning of what an owner holds, and not only all of it
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""
+        raise NotImplementedError
+
+    @property
+    def free(self) -> int:
+        """Amount that owners can still have."""
         raise NotImplementedError
 
     def worst(self) -> int:
@@ -224,6 +249,32 @@ class Resource:
     def commit(self, b: Batch, kept: np.ndarray) -> None:
         """Count the kept units of a step that was planned for writing, roll the rest back."""
 
+    def stored(self, owner: str) -> int:
+        """Units that the owner has written, steps in flight included; 0 where nothing depends on them."""
+        return 0
+
+    def short(self, slots: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """[n] bool: which slots' owners must `reserve` before they write so many more units."""
+        return np.zeros(len(slots), bool)
+
+    def save(self, owner: str) -> Any:
+        """A copy on the host of all that the owner, which is bound, has; no step of it is in flight."""
+        raise NotImplementedError
+
+    def restore(self, owner: str, saved: Any) -> None:
+        """Put back what `save` returned, for an owner that has reserved as much and is bound, to any slot."""
+        raise NotImplementedError
+
+    def known(self, content: Content) -> Sequence[int] | None:
+        """Lengths, ascending, of the beginnings of `content` that are kept; None: any, for only counts depend on it."""
+        return ()
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Let an owner that is bound and has written nothing go on after the first `length` positions, a known one."""
+
+    def publish(self, owner: str, content: Content) -> None:
+        """Keep what the owner holds for later owners: committed, it is `content`, or begins with it if `partial`."""
+
     def release(self, owner: str) -> None:
         """Give everything back. Idempotent; the only way out."""
         raise NotImplementedError
@@ -241,10 +292,35 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The most a piece will write to one resource: units in each of its lanes."""
+    """The most a piece will write to one resource: units in each of its lanes.
+
+    `expected` of them are reserved at admission where the pool admits what is expected: the prompt and some more.
+    """
 
     units: int = 1
     lanes: tuple[str, ...] = MAIN
+    expected: int | None = None  # None: all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a node's prompt is, so that what an earlier one with the same beginning left behind is used again.
+
+    The engine takes the longest beginning that *all* resources written by the node hold (pages of `PagedKV`, a
+    snapshot of `StateSlots`; samplers and positions only count), lets the piece adopt it, skips its items on the
+    `take` ports, and sets `Row.reused`. At least one position is left to compute. While the prompt is computed, its
+    chunks end at each of `marks`, at its own last whole stride and nowhere new else; there the resources publish it.
+    What the node says on the port `grows` goes on from the prompt, and is published with it when the piece ends.
+
+    A prompt whose positions are not items of a stream (`take` is empty) is skipped by the port: offer what comes
+    after `row.reused`. It is published when the piece ends, of resources that can share it then (not `StateSlots`).
+    """
+
+    node: str
+    content: Content  # all that a position's state depends on: token ids, and media by `serving.resources.media_key`
+    take: tuple[str, ...] = ()  # input ports that hold the prompt, whole, an item a position
+    grows: str | None = None  # output port whose items are token ids, one a position, in every lane
+    marks: tuple[int, ...] = ()  # ends of messages, in positions: taken down to a multiple of every `stride`
 
 
 @dataclass(slots=True)
@@ -259,6 +335,7 @@ class Piece:
     share: tuple[str, ...] = ()  # labels owned by the request, kept over its pieces
     keep: tuple[str, ...] = ()  # labels owned by the session
     session: str | None = None
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +489,7 @@ class Options:
     rows: int = 8  # max_concurrent_requests: sizes tables and pools
     weights: str | None = None  # a path instead of the registry's source
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    admission: Mapping[str, str] = field(default_factory=dict)  # label -> "worst_case" (where absent) | "expected"
     model: Mapping[str, Any] = field(default_factory=dict)  # the port's own constructor options
 
 

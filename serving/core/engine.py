@@ -128,10 +128,12 @@ class Engine:
         seed: int | None = None,
         session: str | None = None,
         live: bool = False,
+        priority: int = 0,
     ) -> Handle:
         """Prepare the task in a host pool and enter it. Raises what the caller should see: 4xx, overload, death.
 
-        `live` says that the client plays the output as it comes, so that its chunks have due times.
+        `live` says that the client plays the output as it comes, so that its chunks have due times. A higher
+        `priority` is admitted first and preempted last.
         """
         model = self._admissible(key, request_id)
         loop = asyncio.get_running_loop()
@@ -142,7 +144,7 @@ class Engine:
         self._requests.expect(request_id)
         try:
             job = await loop.run_in_executor(self._pool, port.prepare, replace(task, seed=seed))
-            request = Request(request_id, model, job, seed, handle, self._clock(), session=session, live=live)
+            request = Request(request_id, model, job, seed, handle, self._clock(), session, priority, live)
             request.in_flight = port.in_flight(job)
             request.steps = port.pieces(job)
             first = await loop.run_in_executor(self._pool, advance, request.steps, None)
@@ -160,6 +162,10 @@ class Engine:
     def consumed(self, request_id: str, count: int) -> None:
         """The client has taken so many items."""
         self._inbox.put(lambda: self._requests.consumed(request_id, count))
+
+    def preempt(self, request_id: str) -> int:
+        """On the engine thread: let a request leave the device until it is admitted again; how many pieces do."""
+        return self._requests.preempt(request_id)
 
     def append(self, request_id: str, name: str, items: Packed | None) -> None:
         """On the engine thread: add to a client stream, or close it (None)."""
@@ -190,6 +196,9 @@ class Engine:
             "requests": len(self._requests),
             "waiting": {key: len(model.waiting) for key, model in self.models.items()},
             "free_slots": {key: len(model.free) for key, model in self.models.items()},
+            "prompt_tokens": {key: model.reuse.asked for key, model in self.models.items()},
+            "reused_tokens": {key: model.reuse.reused for key, model in self.models.items()},
+            "preemptions": {key: self._requests.pressure[key].preemptions for key in self.models},
             "sessions": {key: len(model.sessions) for key, model in self.models.items()},
             "steps": {f"{m.key}.{n.name}": n.steps for m in self.models.values() for n in m.nodes.values()},
             "misses": {f"{m.key}.{n.name}": n.runner.misses for m in self.models.values() for n in m.nodes.values()},
@@ -302,6 +311,9 @@ class Engine:
                 self._hold = choice.until
             if choice is None or isinstance(choice, Hold):
                 return
+            choice = self._requests.fit(choice)
+            if choice is None:
+                continue
             for group in groups:
                 group.passed += 1
             step = self._settler.launch(choice)

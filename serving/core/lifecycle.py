@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from serving.core import admission
+from serving.core import admission, preemption, prefixes
 from serving.core.buffer import StreamBuffer
 from serving.core.contract import Emit, Packed, Piece
 from serving.core.graph import split
 from serving.core.handoff import End, cancelled
+from serving.core.pressure import Pressure
 from serving.core.request import PieceRun, Request, Seat, Yielded, advance
 from serving.core.routing import result
+from serving.core.scheduler import Plan
 from serving.errors import BadRequest, StepFailed, Timeout, TooLarge, ToolkitError, nearest
 
 if TYPE_CHECKING:
@@ -29,8 +32,11 @@ class Requests:
         self._engine = engine
         self._all: dict[str, Request] = {}
         self._expected: set[str] = set()
-        self._unstarted: set[str] = set()  # no piece of theirs was ever admitted
+        self._unstarted: dict[str, Request] = {}  # no piece of theirs was ever admitted; as they came
         self._closing: list[PieceRun] = []
+        self.pressure = {
+            key: Pressure(model, self._all.values, self.fail, engine._clock) for key, model in engine.models.items()
+        }
 
     def __len__(self) -> int:
         return len(self._all) + len(self._expected)
@@ -55,7 +61,7 @@ class Requests:
             raise _public(first.error)
         admission.open_session(request, self._engine._clock())
         self._all[request.id] = request
-        self._unstarted.add(request.id)
+        self._unstarted[request.id] = request
         try:
             self._take(request, first)
         except ToolkitError:
@@ -100,11 +106,11 @@ class Requests:
         return piece
 
     def _queue(self, request: Request, pieces: list[PieceRun]) -> None:
-        waiting = request.model.waiting
-        if request.started is None:
-            waiting.extend(pieces)
-        else:
-            waiting.extendleft(reversed(pieces))  # a request that runs goes before those that have not begun
+        for piece in pieces:
+            if request.started is None:
+                _line_up(request.model.waiting, piece)
+            else:
+                self.pressure[request.model.key].wait(piece)  # it goes before those that have not begun
         self._advance_if_room(request)
 
     def _advance_if_room(self, request: Request) -> None:
@@ -136,21 +142,52 @@ class Requests:
     def admit(self, now: float) -> None:
         """Seat waiting pieces in order while slots and pools last."""
         for model in self._engine.models.values():
-            while model.waiting and admission.admit(model.waiting[0], now):
+            if self._starved(model):
+                continue
+            while model.waiting and admission.admit(model.waiting[0]):
                 piece = model.waiting.popleft()
                 request = piece.request
                 request.holding += 1
                 if request.started is None:
                     request.started = now
-                    self._unstarted.discard(request.id)
+                    self._unstarted.pop(request.id, None)
                 try:
-                    self._engine._router.seat(piece)
+                    self._seat(piece)
                 except Exception as error:
                     self.fail(request, _public(error))
+
+    def _starved(self, model: ModelRun) -> bool:
+        """Rows that run lack room: nobody new comes before they have some."""
+        pressure = self.pressure[model.key]
+        if not pressure.starved:
+            return False
+        self._engine._router.freed += pressure.feed()
+        return True
+
+    def _seat(self, piece: PieceRun) -> None:
+        if piece.parked is None:
+            self._engine._router.seat(piece)
+            prefixes.begin(piece)
+        else:
+            self._engine._router.woken += preemption.resume(piece)
+
+    def fit(self, plan: Plan) -> Plan | None:
+        """The plan as far as there is room for its rows."""
+        return self.pressure[plan.group.node.model.key].fit(plan)
+
+    def preempt(self, request_id: str) -> int:
+        """Let the pieces of a request that can leave the device do so; returns how many."""
+        request = self._all.get(request_id)
+        pieces = [] if request is None else [one for one in request.running.values() if preemption.may_leave(one)]
+        for piece in pieces:
+            self.pressure[piece.request.model.key].preempt(piece)
+        return len(pieces)
 
     def finished(self, seat: Seat) -> None:
         """A seat is done: its piece may be, or its generator may go on."""
         piece, request = seat.piece, seat.piece.request
+        if piece.spec.prefix is not None and piece.spec.prefix.node == seat.node.name:
+            prefixes.end(piece)
         if seat.collect is not None and piece.index in request.awaiting:
             request.awaiting[piece.index] = result(piece)
             self._answer(request)
@@ -173,7 +210,10 @@ class Requests:
         self._closing.append(piece)
 
     def reap(self) -> None:
-        """Release pieces that are over and that no step in flight holds."""
+        """Release pieces that are over, and park those that leave, once no step in flight holds them."""
+        for pressure in self.pressure.values():
+            if pressure.leaving:
+                pressure.park()
         if not self._closing:
             return
         waiting, self._closing = self._closing, []
@@ -188,6 +228,7 @@ class Requests:
             piece.request.model.free.append(piece.slot)
             piece.slot = 0
             piece.request.holding -= 1
+            self.pressure[piece.request.model.key].released = True
             self._let_go(piece.request)
 
     def append(self, request_id: str, name: str, items: Packed | None) -> None:
@@ -238,8 +279,8 @@ class Requests:
     def alarm(self) -> float:
         """When `expire` has something to do next."""
         settings = self._engine.settings
-        first = [_unstarted(model) for model in self._engine.models.values()]
-        times = [request.arrived + settings.queue_timeout for request in first if request is not None]
+        first = next(iter(self._unstarted.values()), None)
+        times = [] if first is None else [first.arrived + settings.queue_timeout]
         idle = [
             session.used + settings.session_ttl
             for model in self._engine.models.values()
@@ -254,11 +295,10 @@ class Requests:
         for model in self._engine.models.values():
             if model.sessions:
                 admission.expire(model, now, settings.session_ttl)
-            while (request := _unstarted(model)) and request.arrived + settings.queue_timeout < now:
-                self.fail(
-                    request,
-                    Timeout(f"Waited {settings.queue_timeout:g} s in the queue.", code="queue_timeout"),
-                )
+        while (
+            request := next(iter(self._unstarted.values()), None)
+        ) and request.arrived + settings.queue_timeout < now:
+            self.fail(request, Timeout(f"Waited {settings.queue_timeout:g} s in the queue.", code="queue_timeout"))
 
     def _maybe_done(self, request: Request) -> None:
         if request.exhausted and not request.running:
@@ -268,13 +308,14 @@ class Requests:
         """The one way out: seats stop, waiting pieces leave, everything is released once no step holds it."""
         request.closed = True
         self._all.pop(request.id, None)
-        self._unstarted.discard(request.id)
+        self._unstarted.pop(request.id, None)
         for piece in request.running.values():
-            if not piece.seats and piece in request.model.waiting:
+            if not piece.slot and piece in request.model.waiting:
                 request.model.waiting.remove(piece)
             for seat in piece.seats.values():
                 if not seat.done:
                     seat.node.left(seat)
+                    seat.node.live += piece.parked is not None  # it was not counted
             self._closing.append(piece)
         if not request.advancing:
             self._end_generator(request)
@@ -295,9 +336,16 @@ class Requests:
             request.steps = None
 
 
-def _unstarted(model: ModelRun) -> Request | None:
-    """The first request that waits to begin; pieces of those that run stand before it."""
-    return next((piece.request for piece in model.waiting if piece.request.started is None), None)
+def _line_up(waiting: deque[PieceRun], piece: PieceRun) -> None:
+    """Behind all of its priority; in the common case, at the end."""
+    ahead = len(waiting)
+    while (
+        ahead
+        and waiting[ahead - 1].request.started is None
+        and waiting[ahead - 1].request.priority < piece.request.priority
+    ):
+        ahead -= 1
+    waiting.insert(ahead, piece)
 
 
 def _check_together(request: Request, specs: tuple[Piece, ...]) -> None:

@@ -69,6 +69,25 @@ class Outlet:
 
 
 @dataclass(slots=True)
+class Parked:
+    """A piece off the device."""
+
+    nodes: dict[str, Any]  # what each node saved
+    pools: dict[str, Any]  # what each resource saved; of one that replays nothing
+    stored: dict[str, int]  # units that each resource held
+
+
+@dataclass(slots=True)
+class Replay:
+    """A node computes a prompt and what followed again, for a piece that came back."""
+
+    node: str
+    parked: Parked  # what it becomes again then
+    port: str
+    buffer: StreamBuffer  # the port's stream, as it was
+
+
+@dataclass(slots=True)
 class PieceRun:
     """A piece that was admitted, or waits to be."""
 
@@ -81,6 +100,9 @@ class PieceRun:
     seats: dict[str, Seat] = field(default_factory=dict)
     owners: set[tuple[str, str]] = field(default_factory=set)  # (label, owner) to release with the piece
     open: int = 0  # seats that are not done
+    leaving: bool = False  # is being preempted: no step of it begins
+    parked: Parked | None = None  # what it had, on the host, until it is admitted again
+    replay: Replay | None = None  # computes again what it had
     result: list[Any] = field(default_factory=list)
     lengths: int = 0
 
@@ -100,6 +122,7 @@ class Request:
     handle: Handle
     arrived: float
     session: str | None = None
+    priority: int = 0  # higher ones are admitted first and preempted last
     live: bool = False  # played as it is made: outputs have due times
     spoken: bool = False  # a client stream of it is open: its frames come in real time
     in_flight: int = 1
@@ -130,6 +153,14 @@ class Request:
     def clocked(self) -> bool:
         """Its next output has a time at which it is played, or its input comes as it is spoken."""
         return self.live and (self.first_output is not None or self.spoken)
+
+
+@dataclass(slots=True)
+class Reuse:
+    """Positions of prompts, as the metrics count them."""
+
+    asked: int = 0
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from serving.capture import Runner
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
-from serving.core.request import PieceRun, Seat
-from serving.errors import SetupError
+from serving.core.request import PieceRun, Reuse, Seat
+from serving.errors import SetupError, nearest
 
 if TYPE_CHECKING:
     from serving.core.handoff import Handle
@@ -76,6 +76,7 @@ class NodeRun:
         ]
         self.touches = frozenset((*node.reads, *node.writes))
         self.changes = frozenset(node.writes)
+        self.elastic = [(label, graph.resources[label]) for label in node.writes if model.overbooks(label)]
         self.rollback = all(graph.resources[label].rollback for label in node.writes)
         self.limited = any(edge.limit is not None for edge in graph.edges if split(edge.source)[0] == self.name)
         self.device_ports = {
@@ -179,18 +180,43 @@ class ModelRun:
             name: NodeRun(self, node, Runner(node, loaded.options.capture, loaded.options.device))
             for name, node in self.graph.nodes.items()
         }
+        self._check_admission()
         self._check_pools()
         self.paced = any(edge.limit is not None and split(edge.target)[0] == CLIENT for edge in self.graph.edges)
         self.free: list[int] = list(range(self.rows, 0, -1))
         self.waiting: deque[PieceRun] = deque()
         self.sessions: dict[str, Any] = {}
+        self.reuse = Reuse()
         self._paths = [(node, [self.nodes[step] for step in self._path(name)]) for name, node in self.nodes.items()]
+
+    def overbooks(self, label: str) -> bool:
+        """The pool admits what it expects to be used, and rows may have to leave."""
+        return self.loaded.options.admission.get(label, "worst_case") == "expected"
+
+    def _check_admission(self) -> None:
+        """Refuse to overbook a pool whose rows cannot leave."""
+        for label in self.loaded.options.admission:
+            if label not in self.graph.resources:
+                raise SetupError(
+                    f'{self.key} has no pool "{label}".{nearest(label, self.graph.resources)}', param="admission"
+                )
+        for walk in filter(self._overbooked, self.graph.walks.values()):
+            fixed = [name for name in walk if self.graph.nodes[name].preempt == "never"]
+            if fixed:
+                raise SetupError(
+                    f"{self.key}: {', '.join(fixed)} cannot be preempted, so no pool of the walk "
+                    f"{' -> '.join(walk)} admits what is expected.",
+                    param="admission",
+                )
+
+    def _overbooked(self, walk: tuple[str, ...]) -> bool:
+        return any(self.nodes[name].elastic for name in walk)
 
     def _check_pools(self) -> None:
         """Refuse a cap on concurrent requests that a pool cannot hold."""
         for label, resource in self.graph.resources.items():
             worst = resource.worst()
-            if worst * self.rows > resource.capacity:
+            if worst * (1 if self.overbooks(label) else self.rows) > resource.capacity:
                 raise SetupError(
                     f"{self.key}: {label} holds {resource.capacity}, and a request may need {worst}: "
                     f"max_concurrent_requests {self.rows} does not fit; at most {resource.capacity // worst} do.",

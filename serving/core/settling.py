@@ -60,7 +60,7 @@ class Settler:
 
     def unblock(self, seat: Seat) -> None:
         """There is room downstream again."""
-        if seat.blocked and not seat.done:
+        if seat.blocked and not (seat.done or seat.piece.leaving or seat.piece.parked):
             seat.blocked = False
             self.queue(seat)
 
@@ -80,7 +80,8 @@ class Settler:
             step.error = error
             self._failed(step)
             return None
-        step.previous = node.inflight[-1] if node.inflight else None
+        if any(seat.inflight > 1 for seat in plan.seats):  # it needs what the step before makes
+            step.previous = node.inflight[-1]
         node.inflight.append(step)
         if cohort is None:
             self._run_ahead(plan)

@@ -4,7 +4,8 @@ sessions.
 
 from serving.resources.paged_kv import PagedKV
 from serving.resources.positions import Positions
+from serving.resources.prefix import media_key
 from serving.resources.sampler import Sampler, SamplingParams
 from serving.resources.state_slots import StateSlots
 
-__all__ = ["PagedKV", "Positions", "Sampler", "SamplingParams", "StateSlots"]
+__all__ = ["PagedKV", "Positions", "Sampler", "SamplingParams", "StateSlots", "media_key"]

@@ -7,7 +7,7 @@ only advances lengths and fills index buffers; the block table is resident and c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from serving.attention import Layout, Ring, attend_with
-from serving.core.contract import MAIN, Batch, Resource
+from serving.core.contract import MAIN, Batch, Content, Resource
 from serving.errors import SetupError
 from serving.resources.kv_step import KVStep, Pool
 from serving.resources.packing import Packing, lane_of, pack
@@ -35,6 +35,16 @@ class Held:
     slots: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Steady:
+    """What stays the same while a batch comes again, its slots in the very same array."""
+
+    index: np.ndarray
+    packed: Packing
+    seqs: np.ndarray
+    filled: list[Tensor] = field(default_factory=list)  # index buffers that hold all but its positions
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A sequence on the host: its length, and k, v of the positions that count, [L, layers, Hk, D]."""
@@ -51,6 +61,8 @@ class PagedKV(Resource):
     multiplies the dot products, head_dim ** -0.5 by default. `window`: a query sees so many keys, itself included,
     and the first `sinks`; then a sequence holds a bounded ring of pages, and a step writes at most `step` tokens in it.
     """
+
+    unit = "pages"
 
     def __init__(
         self,
@@ -76,6 +88,7 @@ class PagedKV(Resource):
         if min(layers, kv_heads, head_dim, page_size, pages, slots, max_len, window or 1, step) < 1 or not lanes:
             raise SetupError("every size of a paged cache is at least 1, and it has at least one lane")
         self.capacity, self.page_size, self.step = pages, page_size, step
+        self.stride, self.replays, self.partial = page_size, True, True
         self.scale = head_dim**-0.5 if scale is None else scale
         self.names, self.lanes = lanes, {name: i for i, name in enumerate(lanes)}
         self.ring = None if window is None else Ring(window, sinks, page_size, 2 * step)
@@ -89,6 +102,7 @@ class PagedKV(Resource):
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
         self._held: dict[str, Held] = {}
         self._owner: dict[int, str] = {}  # slot -> owner
+        self._steady: Steady | None = None
         self._past: dict[int, np.ndarray] = {}  # step in flight -> its rows that went past their room
         self._name = f"kv{next(_numbers)}"
 
@@ -118,6 +132,11 @@ class PagedKV(Resource):
             self._point(slot, held)
         return True
 
+    @property
+    def free(self) -> int:
+        """Pages that an owner can have, those included that only the prefix cache holds."""
+        return self.pages.free + self.cache.evictable()
+
     def _free(self, count: int) -> bool:
         """Whether so many pages are free, once the prefix cache has given what it must."""
         lacking = count - self.pages.free
@@ -130,6 +149,7 @@ class PagedKV(Resource):
         before = self._held.get(self._owner.pop(slot, ""))
         if before is not None:
             before.slots.discard(slot)
+        self._steady = None
         self.seq[slot] = 0
         held = self._held.get(owner)
         if held is not None:
@@ -138,13 +158,16 @@ class PagedKV(Resource):
             self._point(slot, held)
 
     def _point(self, slot: int, held: Held) -> None:
+        self._steady = None
         for name, seq in held.seqs.items():
             self.seq[slot, self.lanes[name]] = seq
 
     def plan(self, b: Batch, *, write: bool) -> KVStep:
         """Index buffers and the layout of the step. A writing step advances the lengths at once."""
-        packed = pack(b, self.lanes)
-        seqs = self._seqs(b, packed)
+        if self._steady is None or self._steady.index is not b.index:
+            packed = pack(b, self.lanes)
+            self._steady = Steady(b.index, packed, self._seqs(b, packed))
+        packed, seqs = self._steady.packed, self._steady.seqs
         first = lengths = self.seqs.length.take(seqs)
         if write:
             lengths = first + packed.units
@@ -177,7 +200,12 @@ class PagedKV(Resource):
 
     def _fill(self, b: Batch, packed: Packing, layout: Layout) -> Tensor:
         """positions, rows, sequences [T each], last, last_second [size each]."""
-        block = Block(b, self._name, 3 * b.total + 2 * b.size)
+        block, steady = Block(b, self._name, 3 * b.total + 2 * b.size), self._steady
+        if steady is not None and steady.seqs is layout.seqs and packed.ones and block.pinned is None:
+            if any(tensor is block.tensor for tensor in steady.filled):
+                block.put(layout.first, len(layout.first))
+                return block.tensor
+            steady.filled.append(block.tensor)
         if packed.ones:
             block.put(layout.first, b.total)
             block.put(packed.rows, b.total, b.size - 1)
@@ -216,23 +244,31 @@ class PagedKV(Resource):
         for lane, other in (lanes or {name: name for name in mine}).items():
             self.seqs.fork(mine[lane], theirs[other], self.pool.copy)
 
-    def adopt(self, owner: str, content: Sequence[int | bytes], lane: str = MAIN[0]) -> int:
-        """Begin an empty lane with the pages of a known prefix of `content`; returns the tokens that it has now.
+    def known(self, content: Content) -> Sequence[int]:
+        """Whole pages that the prefix cache has of every lane; at least one position of each is left to compute."""
+        if self.ring is not None:
+            return ()
+        found = [len(self.cache.match(keys)) for _, keys in self._keys(content, 1)]
+        return range(self.page_size, min(found, default=0) * self.page_size + 1, self.page_size)
 
-        At least one token of `content` is left to compute. Items are token ids or media keys (`prefix.media_key`).
-        """
-        keys = page_keys(content, self.page_size, lane)
-        pages = self.cache.match(keys[: (len(content) - 1) // self.page_size])
-        if self.ring is not None or not pages:
-            return 0
-        self.seqs.adopt(self._held[owner].seqs[lane], pages)
-        return len(pages) * self.page_size
+    def _keys(self, content: Content, left: int = 0) -> Iterator[tuple[str, list[bytes]]]:
+        """Each of the content's lanes, by its name here, with its page keys, `left` positions at the end left out."""
+        for lane, items in content.items():
+            name = self.names[lane_of(self.lanes, lane)]
+            yield name, page_keys(items[: len(items) - left], self.page_size, f"{name}/{self.pool.k.dtype}")
 
-    def publish(self, owner: str, content: Sequence[int | bytes], lane: str = MAIN[0]) -> None:
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Begin the owner's empty lanes with shared pages; `length` is one of `known`."""
+        for name, keys in self._keys(content):
+            pages = self.cache.match(keys[: length // self.page_size])
+            self.seqs.adopt(self._held[owner].seqs[name], pages)
+
+    def publish(self, owner: str, content: Content) -> None:
         """Offer the owner's full pages to later owners; `content` says what its first tokens are, all committed."""
         if self.ring is None:
-            keys = page_keys(content, self.page_size, lane)
-            self.cache.publish(keys, self.seqs.table[self._held[owner].seqs[lane], : len(keys)].tolist())
+            for name, keys in self._keys(content):
+                table = self.seqs.table[self._held[owner].seqs[name], : len(keys)]
+                self.cache.publish(keys, table.tolist())
 
     def save(self, owner: str) -> dict[str, Saved]:
         """Copies on the host of what the owner has stored, by lane; no step of it is in flight."""
@@ -255,9 +291,16 @@ class PagedKV(Resource):
             self.pool.k[:, pages, :, offsets] = state.k.to(self.pool.k.device)
             self.pool.v[:, pages, :, offsets] = state.v.to(self.pool.v.device)
 
-    def stored(self, owner: str, lane: str = MAIN[0]) -> int:
-        """Tokens stored in the owner's lane, steps in flight included."""
-        return int(self.seqs.length[self._held[owner].seqs[lane]])
+    def stored(self, owner: str, lane: str | None = None) -> int:
+        """Tokens stored in the owner's lane, or in its longest, steps in flight included."""
+        held = self._held[owner].seqs
+        return max(int(self.seqs.length[seq]) for name, seq in held.items() if lane in (None, name))
+
+    def short(self, slots: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """[n] whether one of a slot's sequences has less room than so many more tokens need."""
+        seqs = self.seq[slots]  # [n, lanes]
+        lacking = self.seqs.length[seqs] + units[:, None] > self.seqs.room[seqs]
+        return (lacking & (seqs > 0)).any(1)
 
     def release(self, owner: str) -> None:
         held = self._held.pop(owner, None)
@@ -266,5 +309,6 @@ class PagedKV(Resource):
         for slot in held.slots:
             del self._owner[slot]
             self.seq[slot] = 0
+            self._steady = None
         for seq in held.seqs.values():
             self.seqs.drop(seq)

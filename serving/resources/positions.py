@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from serving.core.contract import MAIN, Batch, Resource
+from serving.core.contract import MAIN, Batch, Content, Resource
 from serving.resources.packing import pack
 from serving.resources.staging import Block
 
@@ -28,8 +28,12 @@ class Positions(Resource):
         self.count = np.zeros(slots + 1, np.int64)
         self.offset = np.zeros(slots + 1, np.int64)
         self._given: dict[int, np.ndarray] = {}
-        self._owners: set[str] = set()
+        self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"positions{next(_numbers)}"
+
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self._owners)
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         return 1
@@ -37,11 +41,13 @@ class Positions(Resource):
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         if owner not in self._owners and len(self._owners) >= self.capacity:
             return False
-        self._owners.add(owner)
+        self._owners.setdefault(owner, 0)
         return True
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot counts from 0 again."""
+        if owner in self._owners:
+            self._owners[owner] = slot
         self.count[slot] = self.offset[slot] = 0
         self._given.pop(slot, None)
 
@@ -51,9 +57,24 @@ class Positions(Resource):
         self._given[slot] = given
         self.offset[slot] = given.max(initial=-1) + 1 - given.shape[1]
 
-    def seek(self, slot: int, count: int) -> None:
-        """Go on after `count` units, when a prefix has been taken from a cache or a row resumes."""
-        self.count[slot] = count
+    def known(self, content: Content) -> None:
+        """Any beginning will do: only the count depends on it."""
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Go on after `length` units, which have been taken from a cache."""
+        self.count[self._owners[owner]] = length
+
+    def save(self, owner: str) -> tuple[int, int, np.ndarray | None]:
+        """Where the owner stands; no step of it is in flight."""
+        slot = self._owners[owner]
+        return int(self.count[slot]), int(self.offset[slot]), self._given.get(slot)
+
+    def restore(self, owner: str, state: tuple[int, int, np.ndarray | None]) -> None:
+        """Put back what `save` returned, in the slot that the owner has now."""
+        slot = self._owners[owner]
+        self.count[slot], self.offset[slot], given = state
+        if given is not None:
+            self._given[slot] = given
 
     def plan(self, b: Batch, *, write: bool) -> Tensor:
         """[T], or [axes, T] where there are several; padding is 0."""
@@ -89,4 +110,4 @@ class Positions(Resource):
             self.count[b.index] -= lost
 
     def release(self, owner: str) -> None:
-        self._owners.discard(owner)
+        self._owners.pop(owner, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serving.core.contract import Items
 from serving.resources.pages import Pages
 
 
@@ -18,21 +19,28 @@ def media_key(media: np.ndarray) -> bytes:
     return hashlib.sha256(head + np.ascontiguousarray(media).tobytes()).digest()
 
 
-def page_keys(content: Sequence[int | bytes], page_size: int, salt: str) -> list[bytes]:
+def page_keys(content: Items, page_size: int, salt: str) -> list[bytes]:
     """A SHA-256 key for each full page: of its items and of everything before it.
 
     Items are token ids, or a `media_key` for each position that the media fills; the two cannot be confused.
     """
     keys, parent = [], hashlib.sha256(salt.encode()).digest()
     for at in range(0, len(content) - page_size + 1, page_size):
-        state = hashlib.sha256(parent)
-        for item in content[at : at + page_size]:
-            state.update(
-                b"m" + item if isinstance(item, bytes) else b"t" + int(item).to_bytes(8, "little", signed=True)
-            )
-        parent = state.digest()
+        parent = hashlib.sha256(parent + encode(content[at : at + page_size])).digest()
         keys.append(parent)
     return keys
+
+
+def encode(items: Items) -> bytes:
+    """Items as bytes: no other items have the same, and those of a whole are those of its parts."""
+    if not any(isinstance(item, bytes) for item in items):
+        records = np.full((len(items), 9), ord("t"), np.uint8)
+        records[:, 1:] = np.asarray(items, "<i8").reshape(-1, 1).view(np.uint8)
+        return records.tobytes()
+    return b"".join(
+        b"m" + item if isinstance(item, bytes) else b"t" + int(item).to_bytes(8, "little", signed=True)
+        for item in items
+    )
 
 
 @dataclass(slots=True)
@@ -75,8 +83,8 @@ class PrefixCache:
             parent = key
 
     def evictable(self) -> int:
-        """Pages that nobody else holds."""
-        return sum(self.pages.refs[entry.page] == 1 for entry in self._entries.values())
+        """Pages that nobody else holds. Any thread may ask."""
+        return sum(self.pages.refs[entry.page] == 1 for entry in list(self._entries.values()))
 
     def evict(self, count: int) -> int:
         """Free up to `count` pages, tails before what they follow; returns how many."""

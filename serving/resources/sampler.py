@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.core.contract import MAIN, Batch, Resource
+from serving.core.contract import MAIN, Batch, Content, Resource
 from serving.errors import SetupError, nearest
 from serving.resources import draws, sampling
 
@@ -60,6 +60,18 @@ NUMBERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SavedSampler:
+    """A slot of a sampler, on the host."""
+
+    numbers: dict[str, Tensor]
+    tables: dict[str, Tensor]
+    flags: np.ndarray
+    keys: np.ndarray
+    position: int
+    prompt: int
+
+
 class Sampler(Resource):
     """Parameters and counters by slot. `order`: the model's order of operations. `subs`: its samplers by
     name; the first one also has penalties, biases and masks. `allowed`: the range of tokens that the first
@@ -93,8 +105,12 @@ class Sampler(Resource):
         self.prompt = np.zeros(slots + 1, np.int64)  # a draw before the prompt's end counts for nothing
         self._tables: dict[str, Tensor] = {}
         self._steady: tuple[bytes, np.ndarray, int, np.ndarray] | None = None
-        self._owners: set[str] = set()
+        self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"sampler{next(_numbers)}"
+
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self._owners)
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         return 1
@@ -102,11 +118,13 @@ class Sampler(Resource):
     def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
         if owner not in self._owners and len(self._owners) >= self.capacity:
             return False
-        self._owners.add(owner)
+        self._owners.setdefault(owner, 0)
         return True
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot starts over: greedy, position 0."""
+        if owner in self._owners:
+            self._owners[owner] = slot
         self.set(slot, SamplingParams())
 
     def set(
@@ -176,9 +194,31 @@ class Sampler(Resource):
         """The tokens that a sub-sampler chooses from."""
         return self.allowed if self.allowed is not None and not sub else slice(None)
 
-    def seek(self, slot: int, position: int) -> None:
-        """Count from `position` on, when a prefix has been taken from a cache or a row resumes."""
-        self.position[slot] = position
+    def known(self, content: Content) -> None:
+        """Any beginning will do: only the count depends on it."""
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Count on from `length`, when so many positions have been taken from a cache."""
+        self.position[self._owners[owner]] = length
+
+    def save(self, owner: str) -> SavedSampler:
+        """The owner's parameters and counters, on the host; no step of it is in flight."""
+        slot = self._owners[owner]
+        tables = {name: table[slot].to("cpu", copy=True) for name, table in self._tables.items()}
+        numbers = {name: table[:, slot].to("cpu", copy=True) for name, table in self.numbers.items()}
+        arrays = (self.flags[:, slot].copy(), self.keys[:, slot].copy())
+        return SavedSampler(numbers, tables, *arrays, int(self.position[slot]), int(self.prompt[slot]))
+
+    def restore(self, owner: str, state: SavedSampler) -> None:
+        """Put back what `save` returned, in the slot that the owner has now."""
+        slot = self._owners[owner]
+        self._steady = None
+        for name, values in state.numbers.items():
+            self.numbers[name][:, slot] = values.to(self.device)
+        for name, values in state.tables.items():
+            self._tables[name][slot] = values.to(self.device)
+        self.flags[:, slot], self.keys[:, slot] = state.flags, state.keys
+        self.position[slot], self.prompt[slot] = state.position, state.prompt
 
     def plan(self, b: Batch, *, write: bool) -> SamplerStep:
         index = b.index
@@ -216,7 +256,7 @@ class Sampler(Resource):
                     step.forget(np.flatnonzero((kept == 0) & (b.units > 0)))
 
     def release(self, owner: str) -> None:
-        self._owners.discard(owner)
+        self._owners.pop(owner, None)
 
 
 @dataclass(slots=True)

@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from serving.core.contract import Batch, Resource
+from serving.core.contract import Batch, Content, Resource
 from serving.errors import SetupError
+from serving.resources.snapshots import Snapshots
 
 Spec = tuple[tuple[int, ...], torch.dtype]
+_numbers = itertools.count()
+
+
+class StateStep(Mapping[str, Tensor]):
+    """The tables in one step: what its rows had is kept when `launch` asks for a table, in the order of steps."""
+
+    def __init__(self, tables: Mapping[str, Tensor], b: Batch, name: str) -> None:
+        self._tables, self._batch, self._name = tables, b, name
+        self._before: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        table = self._tables[name]
+        if name not in self._before:
+            before = self._batch.buffer(f"{self._name}.{name}", (self._batch.size, *table.shape[1:]), table.dtype)
+            self._before[name] = torch.index_select(table, 0, self._batch.slots, out=before)
+        return table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def undo(self, rows: np.ndarray) -> None:
+        """Put back what these rows of the batch had, if the step came so far as to ask for it."""
+        for name, before in self._before.items():
+            self._tables[name][self._batch.slots[rows]] = before[torch.from_numpy(rows)]
 
 
 class StateSlots(Resource):
     """Tables [slots + 1, *shape], zeroed when an owner first takes a slot; slot 0 is the sink.
 
     An owner that outlives its slot (a session) takes its state along: it is parked on the host when another
-    owner gets the slot, and put back when the owner is bound again. `owners`: most owners at once.
+    owner gets the slot, and put back when the owner is bound again. `owners`: most owners at once. `snapshots`:
+    bytes of states after known prefixes that are kept on the host, at multiples of `stride` positions. `rollback`:
+    each step keeps what its rows had, so that one that fails can be taken back; it costs a copy of those rows.
     """
 
     def __init__(
-        self, *, slots: int, state: Mapping[str, Spec], owners: int | None = None, device: str = "cpu"
+        self,
+        *,
+        slots: int,
+        state: Mapping[str, Spec],
+        owners: int | None = None,
+        device: str = "cpu",
+        snapshots: int = 0,
+        stride: int = 1,
+        rollback: bool = False,
     ) -> None:
-        if slots < 1 or not state:
-            raise SetupError("state slots need at least one slot and one table")
-        self.capacity = owners or slots
+        if slots < 1 or not state or stride < 1:
+            raise SetupError("state slots need at least one slot, one table and a stride of 1")
+        self.capacity, self.stride, self.rollback = owners or slots, stride, rollback
+        self.snapshots = Snapshots(snapshots)
         self.tables = {
             name: torch.zeros((slots + 1, *shape), dtype=dtype, device=device) for name, (shape, dtype) in state.items()
         }
         self._slot: dict[str, int | None] = {}  # owner -> its slot
         self._owner: dict[int, str] = {}
         self._parked: dict[str, dict[str, Tensor]] = {}
+        self._steps: dict[int, StateStep] = {}  # those in flight that can be taken back
+        self._name = f"state{next(_numbers)}"
 
-    rollback = False
+    unit, replays = "slots", True
 
     @property
     def free(self) -> int:
@@ -89,11 +131,33 @@ class StateSlots(Resource):
             else:
                 table[slot].zero_()
 
+    def known(self, content: Content) -> Sequence[int]:
+        """Where snapshots were taken."""
+        return self.snapshots.lengths(content)
+
+    def adopt(self, owner: str, content: Content, length: int) -> None:
+        """Begin with a snapshot; `length` is one of `known`."""
+        self.restore(owner, self.snapshots.get(content, length))
+
+    def publish(self, owner: str, content: Content) -> None:
+        """Take a snapshot: the owner's state is the one after exactly `content`, and no step of it is in flight."""
+        if self.snapshots.budget and not self.snapshots.known(content):
+            self.snapshots.keep(content, self.save(owner))
+
     def plan(self, b: Batch, *, write: bool) -> Mapping[str, Tensor]:
-        return self.tables
+        """The tables, for `launch`."""
+        if not (write and self.rollback):
+            return self.tables
+        self._steps[id(b)] = StateStep(self.tables, b, self._name)
+        return self._steps[id(b)]
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
-        """State cannot be taken back: a step keeps all of a row's units, or the row has ended."""
+        """A step keeps all of a row's units or, with `rollback`, none; without, a row that keeps none has ended."""
+        step, lost = self._steps.pop(id(b), None), kept < b.units
+        if step is not None and lost.any():
+            if kept[lost].any():
+                raise ValueError("a state goes back a whole step or not at all")
+            step.undo(np.flatnonzero(lost))
 
     def release(self, owner: str) -> None:
         slot = self._slot.pop(owner, None)

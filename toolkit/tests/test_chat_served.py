@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 import httpx
 import jsonschema
 import numpy as np
 import openai
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from pydantic import BaseModel, Field
+from schemathesis import GenerationMode
 
 from models.components.text.tests import port, words
 from serving.api import build_app
-from serving.api.tests.fake import live
+from serving.api.tests.fake import live, wait_for
 from serving.settings import ServerSettings
 
 PATH = "/v1/chat/completions"
@@ -212,6 +218,87 @@ def test_the_openai_client_parses_and_calls():
         assert final.choices[0].message.content == made.choices[0].message.content
         many = sdk.chat.completions.create(**asked, n=2, stream=True)
         assert {choice.index for chunk in many for choice in chunk.choices} == {0, 1}
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.nightly)])
+async def test_clients_that_leave_at_random_moments_leave_nothing(count):
+    """Over real sockets: whole and streamed, one and several choices, free and constrained."""
+    draw, app, statuses = random.Random(0), app_of(), []
+
+    async def one(http):
+        fields = {"n": draw.choice([1, 1, 3]), "stream": draw.random() < 0.6, "max_tokens": draw.choice([1, 30, 200])}
+        fields |= {"response_format": JSON} if draw.random() < 0.3 else {}
+        try:
+            async with asyncio.timeout(draw.choice([0.001, 0.01, 0.03, 0.1, 0.3, 20.0])):
+                return (await http.post(PATH, json=body(seed=draw.randrange(99), **fields))).status_code
+        except TimeoutError:
+            return None
+
+    with live(app) as url:
+        engine = app.state.api.engine
+        async with httpx.AsyncClient(base_url=url) as http:
+            while len(statuses) < count:
+                statuses += await asyncio.gather(*(one(http) for _ in range(6)))
+            wait_for(lambda: app.state.api.seats.taken == 0 and engine.stats()["requests"] == 0, 10)
+            assert (await http.post(PATH, json=body(max_tokens=3))).status_code == 200
+        assert engine.stats()["free_slots"] == {"parrot": 4}
+    assert set(statuses) <= {None, 200}
+    assert None in statuses
+    assert 200 in statuses
+
+
+class Thing(BaseModel):
+    """What a caller wants to have parsed."""
+
+    name: Annotated[str, Field(max_length=8)]
+    count: Annotated[int, Field(ge=0, le=99)]
+
+
+def test_the_openai_client_parses_into_classes_and_streams_them():
+    with live(app_of()) as url, openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0) as sdk:
+        asked = {"model": "parrot", "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "max_tokens": 300}
+        parsed = sdk.chat.completions.parse(**asked, response_format=Thing)
+        assert isinstance(parsed.choices[0].message.parsed, Thing)
+        with sdk.chat.completions.stream(**asked, response_format=Thing) as events:
+            kinds = {event.type for event in events}
+            assert events.get_final_completion().choices[0].message.parsed == parsed.choices[0].message.parsed
+        assert {"chunk", "content.delta", "content.done"} <= kinds
+        tool = openai.pydantic_function_tool(Thing, name="keep")
+        called = sdk.chat.completions.parse(**asked, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+        assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, Thing)
+
+
+async def test_the_async_openai_client_streams():
+    with live(app_of()) as url:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="any", max_retries=0) as sdk:
+            asked = {"model": "parrot", "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "max_tokens": 20}
+            made = await sdk.chat.completions.create(**asked)
+            stream = await sdk.chat.completions.create(**asked, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == made.choices[0].message.content
+            async with sdk.chat.completions.stream(**asked) as events:
+                final = await events.get_final_completion()
+            assert final.choices[0].message.content == text
+
+
+@pytest.mark.parametrize("examples", [15, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_no_request_breaks_a_chat_model(examples):
+    """Whatever the page of a model with every knob allows, and what it does not: no 5xx, and nothing stays."""
+    app = app_of()
+    with live(app) as url:
+        operation = schemathesis.openapi.from_url(url + "/openapi.json")[PATH]["POST"]
+        allowed = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+        forbidden = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+        @given(case=allowed | forbidden)
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        def asked(case):
+            response = case.call()
+            assert response.status_code < 500, (response.status_code, response.text, case.as_curl_command())
+
+        asked()
+        wait_for(lambda: app.state.api.engine.stats()["requests"] == 0)
+        assert app.state.api.seats.taken == 0
 
 
 def test_the_table_has_no_token_that_says_nothing():

@@ -107,7 +107,7 @@ def utterance(count: int, seed: int = 0, **fields: Any) -> Spoken:
 
 
 class Source(Node):
-    """Stands for T3: one token a step, and the end with the last."""
+    """Stands for T3: one token a step, then a step that says no more than that it is the end."""
 
     name = "t3"
 
@@ -124,7 +124,7 @@ class Source(Node):
         said = [row.knobs.tokens[row.state : row.state + 1] for row in b.rows]
         for row in b.rows:
             row.state += 1
-        done = [row.state >= len(row.knobs.tokens) for row in b.rows]
+        done = [row.state > len(row.knobs.tokens) for row in b.rows]
         lengths = np.array([len(one) for one in said], np.int64)
         return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), {"tokens": Packed(np.concatenate(said), lengths)})
 
@@ -200,3 +200,18 @@ class Bench:
 
     async def together(self, spoken: Sequence[Spoken]) -> list[np.ndarray]:
         return list(await asyncio.gather(*(self.speak(one) for one in spoken)))
+
+    async def leave(self, spoken: Spoken, after: int) -> None:
+        """Ask for an utterance and go away after so many chunks."""
+        task = Task("speak", {"spoken": spoken}, NoKnobs())
+        async with await self.engine.submit(CARD.key, task, request_id=f"s{next(numbers)}", seed=1) as handle:
+            for _ in range(after):
+                await anext(handle, None)
+
+    async def empty(self, seconds: float = 20.0) -> None:
+        """Wait until every slot is back."""
+        for _ in range(int(seconds / 0.01)):
+            if self.engine.stats()["free_slots"][CARD.key] == 8 and not self.engine.stats()["requests"]:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"still held: {self.engine.stats()}")

@@ -28,8 +28,11 @@ def knobs(kind, **fields):
 class Bench:
     """An engine over the toy, and what a client does with it."""
 
-    def __init__(self, capture="eager", numerics="invariant", rows=8, model=None, resources=None, **settings):
-        options = Options(rows=rows, numerics=numerics, capture=capture, model=model or {}, resources=resources or {})
+    def __init__(
+        self, capture="eager", numerics="invariant", rows=8, model=None, resources=None, admission=None, **settings
+    ):
+        sizes = {"model": model or {}, "resources": resources or {}, "admission": admission or {}}
+        options = Options(rows=rows, numerics=numerics, capture=capture, **sizes)
         self.engine = Engine([load("toy", options)], EngineSettings(**settings))
 
     async def __aenter__(self):
@@ -58,7 +61,7 @@ class Bench:
             assert asyncio.get_running_loop().time() < deadline, self.engine.stats()
             await asyncio.sleep(0.005)
         kv = model.graph.resources["kv"]
-        assert kv.pages.free == kv.capacity
+        assert kv.free == kv.capacity
         assert all(not node.live and not node.groups for node in model.nodes.values())
 
 
@@ -191,4 +194,39 @@ async def test_a_full_queue_is_refused_at_once():
             await bench.speak("a")
         for handle in running:
             handle.cancel()
+        await bench.idle()
+
+
+LONG = "a long sentence that many requests begin with, so that it is computed once"
+
+
+@pytest.mark.parametrize("budget", [5, 128])
+async def test_a_prompt_that_was_seen_is_not_computed_again_and_sounds_the_same(budget):
+    """Bit for bit, with guidance and without, and whatever follows the common beginning."""
+    cases = [
+        (LONG + end, {"cfg_weight": w, "seed": 3, "temperature": 1.0}) for end in ("", " or twice") for w in (0.5, 0)
+    ]
+    async with Bench(model={"budget": budget}) as fresh, Bench(model={"budget": budget}) as bench:
+        await bench.speak(LONG, seed=1)
+        before = bench.engine.stats()["reused_tokens"]["toy"]
+        for text, fields in cases:
+            np.testing.assert_array_equal(await bench.speak(text, **fields), await fresh.speak(text, **fields))
+        assert (before, bench.engine.stats()["reused_tokens"]["toy"]) == (0, 3 * 64 + 80)
+        await bench.idle()
+
+
+@pytest.mark.parametrize("preempt", ["offload", "recompute"])
+async def test_rows_that_make_room_for_others_say_what_they_would_have_said(preempt):
+    """Four want 88 pages of 66: somebody has to leave, and nobody says anything twice."""
+    fields = {"max_new_tokens": 150, "ignore_eos": True, "temperature": 1.0, "sentence_chunking": False}
+    small = {"resources": {"kv": {"pages": 66}}, "admission": {"kv": "expected"}, "model": {"preempt": preempt}}
+    async with Bench() as roomy, Bench(**small) as bench:
+        expected, found = [
+            await asyncio.gather(*(one.speak(text, seed=n, **fields) for n, text in enumerate(TEXTS)))
+            for one in (roomy, bench)
+        ]
+        for a, b in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert bench.engine.stats()["preemptions"]["toy"] > 0
+        assert roomy.engine.stats()["preemptions"]["toy"] == 0
         await bench.idle()

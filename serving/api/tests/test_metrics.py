@@ -162,12 +162,11 @@ def test_steps_are_read_while_the_engine_adds_to_them():
 
 
 class Pages(Resource):
-    capacity = 12
-    pages = SimpleNamespace(free=9)
+    capacity, free, unit = 12, 9, "pages"
 
 
 class Slots(Resource):
-    capacity, free = 4, 3
+    capacity, free, unit = 4, 3, "slots"
 
 
 async def test_pools_show_what_is_free():

@@ -10,7 +10,7 @@ import pytest
 
 from serving.api.tests import browser
 from serving.api.tests.fake import TEXT, FakeEngine, Out, Sleep, answer, client, live, make_app, wait_for
-from serving.core.contract import Delta
+from serving.core.contract import Delta, ToolCall
 
 SOUND = np.zeros(2400, np.float32) + 0.1
 SCRIPTS = {
@@ -102,6 +102,29 @@ def test_chat_and_paint(tab):
     page.wait("document.querySelector('#media img').naturalWidth === 16")
     assert page.run("document.querySelector('#media img').alt") == "a cat"
     assert engine.submitted[-1].seed == 5
+
+
+@needs_chromium
+def test_a_conversation_goes_on_until_a_new_one_is_begun(tab):
+    page, engine = tab
+    call = ToolCall("call_1", "add", '{"a": 1}')
+    engine.script, before = lambda task: [Out("text", Delta("I think.", "Yes.", (call,)))], engine.script
+    try:
+        choose(page, "talker", "/v1/chat/completions", text="First", extra="")
+        go(page)
+        assert page.run("document.getElementById('thought').textContent") == "I think."
+        assert page.run("document.getElementById('out').innerText") == 'Yes.\nadd({"a": 1})'
+        page.run("document.getElementById('text').value = 'Second'")
+        go(page)
+        sent = [(one["role"], one["content"]) for one in engine.submitted[-1].task.inputs["messages"]]
+        assert sent == [("user", "First"), ("assistant", "Yes."), ("user", "Second")]
+        assert page.run("document.getElementById('past').innerText") == "You\nFirst\nModel\nYes."
+        page.run("document.getElementById('fresh').click()")
+        go(page)
+        assert len(engine.submitted[-1].task.inputs["messages"]) == 1
+        assert page.run("document.getElementById('past').children.length") == 0
+    finally:
+        engine.script = before
 
 
 @needs_chromium

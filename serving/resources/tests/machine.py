@@ -156,7 +156,7 @@ class PagedKVMachine(RuleBasedStateMachine):
     def publish(self, who):
         owner = self.some(who)
         self.published.append(self.stored[owner]["main"])
-        self.kv.publish(owner, self.stored[owner]["main"])
+        self.kv.publish(owner, {"main": self.stored[owner]["main"]})
 
     @precondition(lambda self: self.published)
     @rule(which=pick, slot=st.integers(1, SLOTS))
@@ -164,9 +164,11 @@ class PagedKVMachine(RuleBasedStateMachine):
         content = self.published[which % len(self.published)]
         owner = self.join(LANES[:1], len(content), slot) if content else None
         if owner is not None:
-            count = self.kv.adopt(owner, content)
+            count = max(self.kv.known({"main": content}), default=0)
             assert count < len(content)
             assert count % SIZE == 0
+            if count:
+                self.kv.adopt(owner, {"main": content}, count)
             self.stored[owner]["main"] = content[:count]
 
     @precondition(lambda self: self.stored)

@@ -35,6 +35,12 @@ def test_three_axes_with_an_offset_after_the_prompt():
 
 def test_a_row_that_resumes_goes_on_where_it_was():
     positions = Positions(slots=2, axes=3)
+    assert positions.reserve("a", ("main",), 1)
+    positions.bind(1, "a")
     positions.set(1, np.array([[0, 5], [0, 5], [0, 5]]))
-    positions.seek(1, 4)
-    assert positions.plan(batch([1], [1]), write=True).tolist() == [[8]] * 3
+    positions.adopt("a", {}, 4)
+    state = positions.save("a")
+    positions.bind(1, "b")
+    positions.bind(2, "a")
+    positions.restore("a", state)
+    assert positions.plan(batch([2], [1]), write=True).tolist() == [[8]] * 3
