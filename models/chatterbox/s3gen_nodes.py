@@ -27,24 +27,26 @@ Mark = Callable[[Tensor], Tensor]  # samples [B, T] to samples that are marked
 class Span:
     """A chunk of tokens in the frames of one row's solve."""
 
-    prompt: int  # frames of the prompt
-    before: int  # frames of settled context
-    fresh: int  # frames that are new
+    prompt: int  # frames of the prompt's tokens
+    fresh: int  # frames of the new tokens
     kept: int  # frames that are solved
+    new: slice  # frames that are given out
 
     @classmethod
-    def of(cls, chunk: Chunk, prompt: int) -> Span:
-        before, fresh = chunk.fresh - chunk.start, chunk.stop - chunk.fresh
-        return cls(*(FRAMES_PER_TOKEN * n for n in (prompt, before, fresh, prompt + before + fresh)))
-
-    @property
-    def new(self) -> slice:
-        return slice(self.kept - self.fresh, self.kept)
+    def of(cls, chunk: Chunk, row: Row, whole: bool) -> Span:
+        tokens = prompt_of(row), chunk.stop - chunk.fresh, prompt_of(row) + chunk.stop - chunk.start
+        prompt, fresh, kept = (FRAMES_PER_TOKEN * n for n in tokens)
+        return cls(prompt, fresh, kept, slice(kept - fresh + (odd_frame(row) if whole else 0), kept))
 
 
 def prompt_of(row: Row) -> int:
     """Tokens of the prompt of the row's voice."""
     return int(row.knobs.voice.gen.prompt_token.shape[1])
+
+
+def odd_frame(row: Row) -> int:
+    """1 where a clip's mel has a frame more than its tokens: in the package that is the first frame of the speech."""
+    return int(row.knobs.voice.gen.prompt_feat.shape[1]) - FRAMES_PER_TOKEN * prompt_of(row)
 
 
 class FlowNode(Node):
@@ -83,7 +85,7 @@ class FlowNode(Node):
         if chunks and chunks[0].stop == chunks[0].fresh:
             return
         length = int(b.units[0]) if b.n else b.total // b.size  # the same for all rows of a step
-        kept = [Span.of(chunk, prompt_of(row)).kept for chunk, row in zip(chunks, b.rows, strict=True)]
+        kept = [span.kept for span in self._spans(b)]
         frames = kept[0] if self.bucket == 1 and kept else FRAMES_PER_TOKEN * length
         window = self._window(b, length, frames)
         for part in window[:-1]:
@@ -106,13 +108,13 @@ class FlowNode(Node):
 
     def _fill(self, w: Window, i: int, row: Row, chunk: Chunk, tokens: Any) -> None:
         """Row i: the voice's prompt, then the chunk with its context and look-ahead."""
-        voice, span = row.knobs.voice.gen, Span.of(chunk, prompt_of(row))
-        count = prompt_of(row)
+        voice, span = row.knobs.voice.gen, Span.of(chunk, row, self.plan.whole)
+        count, known = prompt_of(row), span.prompt + (odd_frame(row) if self.plan.whole else 0)
         total = count + len(tokens)
         w.tokens[i, :count] = voice.prompt_token[0]
         w.tokens[i, count:total] = torch.as_tensor(tokens)
         w.lengths[i], w.kept[i] = total, span.kept
-        w.prompt[i, : span.prompt] = voice.prompt_feat[0, : span.prompt]
+        w.prompt[i, :known] = voice.prompt_feat[0, :known]
         w.speaker[i] = voice.embedding[0]
         w.noise[i, :, : span.kept] = self.noise(row.knobs.seed, chunk, span)
 
@@ -132,12 +134,13 @@ class FlowNode(Node):
         return {"mel": self.net(window, steps).transpose(1, 2)}
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
-        chunks = b.chunks("tokens")
-        spans = [Span.of(chunk, prompt_of(row)) for chunk, row in zip(chunks, b.rows, strict=True)]
-        mel = [out["mel"][i, span.new] if span.fresh else out["mel"][i, :0] for i, span in enumerate(spans)]
-        lengths = np.array([span.fresh for span in spans], np.int64)
-        verdicts = np.where([chunk.final for chunk in chunks], Verdict.DONE, Verdict.WAIT)
+        mel = [out["mel"][i, span.new] if span.fresh else out["mel"][i, :0] for i, span in enumerate(self._spans(b))]
+        lengths = np.array([len(one) for one in mel], np.int64)
+        verdicts = np.where([chunk.final for chunk in b.chunks("tokens")], Verdict.DONE, Verdict.WAIT)
         return Settled(verdicts, {"mel": Packed(torch.cat(mel), lengths)})
+
+    def _spans(self, b: Batch) -> list[Span]:
+        return [Span.of(chunk, row, self.plan.whole) for chunk, row in zip(b.chunks("tokens"), b.rows, strict=True)]
 
 
 class VocoderNode(Node):
@@ -218,7 +221,7 @@ class VocoderNode(Node):
         if not self.plan.whole:
             return field_offsets(seed), source_field(seed, chunk.start, chunk.stop, self.each)
         draws = Draws(seed)
-        draws.flow(FRAMES_PER_TOKEN * prompt_of(row), frames, self.meanflow)
+        draws.flow(FRAMES_PER_TOKEN * prompt_of(row), frames + odd_frame(row), self.meanflow)
         return draws.offsets(), draws.source(self.each * frames)
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:

@@ -42,7 +42,7 @@ from parity.harness.record import Recording
 
 CASES = {
     "s3gen_whole": {"kind": "speech", "tokens": 24, "prompt": 10, "steps": 10, "seed": 5, "taps": True, "names": True},
-    "s3gen_short": {"kind": "speech", "tokens": 3, "prompt": 4, "steps": 4, "seed": 6},
+    "s3gen_short": {"kind": "speech", "tokens": 3, "prompt": 4, "odd": 1, "steps": 4, "seed": 6},
     "s3gen_turbo": {"kind": "speech", "tokens": 15, "prompt": 7, "steps": 2, "seed": 7, "turbo": True},
     "s3gen_voice": {"kind": "voice", "seconds": 2.7, "seed": 8},
     "s3gen_watermark": {"kind": "watermark", "seconds": 2.0, "seed": 9},
@@ -161,12 +161,12 @@ def drawn(found: dict[str, list[Tensor]]) -> Iterator[None]:
         yield
 
 
-def prompt(words: np.random.Philox, count: int) -> dict[str, Any]:
-    """Random conditioning of `count` prompt tokens."""
+def prompt(words: np.random.Philox, count: int, odd: int) -> dict[str, Any]:
+    """Random conditioning of `count` prompt tokens; a clip's mel may have an odd frame behind theirs."""
     return {
         "prompt_token": torch.from_numpy((words.random_raw(count) % 6561).astype(np.int64))[None],
         "prompt_token_len": torch.tensor([count]),
-        "prompt_feat": Spec((1, 2 * count, MELS), scale=1.5).draw(words),
+        "prompt_feat": Spec((1, 2 * count + odd, MELS), scale=1.5).draw(words),
         "prompt_feat_len": None,
         "embedding": Spec((1, 192)).draw(words),
     }
@@ -207,7 +207,7 @@ def speech(case: Recording) -> None:
     model = made(case, ("flow", "mel2wav"))
     words = np.random.Philox(c["seed"] + 100)
     tokens = torch.from_numpy((words.random_raw(c["tokens"]) % 6561).astype(np.int64))
-    ref = prompt(words, c["prompt"])
+    ref = prompt(words, c["prompt"], c.get("odd", 0))
     case.inputs(tokens=tokens, **{name: value for name, value in ref.items() if isinstance(value, Tensor)})
     found: dict[str, Tensor] = {}
     states: list[Tensor] = []
@@ -279,6 +279,8 @@ def watermark(case: Recording) -> None:
     magnitude, _ = marker.perth_net.ap.signal_to_magphase(librosa.resample(plain, orig_sr=24_000, target_sr=32_000))
     encoded, mask = marker.perth_net.encoder(magnitude[None])
     case.put("taps", {"magnitude": magnitude, "encoded": encoded, "mask": mask}, stride=STRIDE)
+    heard = [marker.perth_net.decoder(sound) for sound in (magnitude[None], encoded)]
+    case.put("taps", {"decoded": torch.cat(heard)})
     case.outputs(marked=torch.from_numpy(marked))
     for name, sound in (("on_marked", marked), ("on_plain", plain)):
         case.values[name] = float(marker.get_watermark(sound, sample_rate=24_000, round=False))

@@ -4,16 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from models.chatterbox import voice_prompt, watermark
 from models.chatterbox.flow import Window
 from models.chatterbox.s3gen import S3Gen
 from models.chatterbox.s3gen_config import TURBO, S3GenConfig
 from models.chatterbox.s3gen_noise import Draws
 from models.chatterbox.s3gen_weights import converted, s3gen
+from models.chatterbox.stream import StreamPlan
 from models.chatterbox.tests import tiny_s3gen as tiny
 from models.chatterbox.vocoder_source import Phase
+from models.components.audio import sinc, soxr_hq
+from models.components.audio.kaldi import fbank
 from models.weights.loading import load_strict, on_meta
 from parity.harness import compare
+from serving.core.contract import Audio
 
 FAMILY = "chatterbox_s3gen"
 KEYS = {"s3gen_whole": "chatterbox", "s3gen_short": "chatterbox", "s3gen_turbo": "chatterbox_turbo"}
@@ -52,7 +58,8 @@ class Run:
         self.tokens = torch.cat([case["inputs/prompt_token"], case["inputs/tokens"][None]], 1)
         self.frames = 2 * self.tokens.shape[1]
         self.draws = Draws(case.config["seed"])
-        self.start = self.draws.flow(self.prompt, self.frames - self.prompt, case.config.get("turbo", False))
+        said = 2 * len(case["inputs/tokens"])
+        self.start = self.draws.flow(self.frames - said, said, case.config.get("turbo", False))
         self.offsets = self.draws.offsets()
         self.noise = self.draws.source(480 * (self.frames - self.prompt))
 
@@ -151,6 +158,87 @@ async def test_chatterbox_whole_utterance_served_is_the_packages(case, check):
         sound = torch.from_numpy(await bench.speak(knobs_of(case)))
     check(case, "outputs/faded", sound[None], name="served/audio")
     assert compare(case["outputs/faded"][0], sound, "max_abs", LSB)
+
+
+@voice_case
+def test_chatterbox_voice_of_a_clip(case, check):
+    """Every stage from a clip at 44.1 kHz to what S3Gen and T3 are told of its voice."""
+    net = tiny.network()
+    part = networks(case, "tokenizer", "speaker_encoder")
+    net.tokenizer, net.speaker_encoder = part.tokenizer, part.speaker_encoder
+    wav = voice_prompt.at_24k(Audio(case["inputs/clip"].numpy()[None], 44_100))
+    heard = voice_prompt.at_16k(wav)
+    check(case, "taps/at24", torch.from_numpy(wav))
+    check(case, "taps/at16", torch.from_numpy(heard))
+    lower = sinc.resample(torch.from_numpy(wav), 24_000, 16_000)
+    check(case, "taps/sinc16", lower[None])
+    check(case, "taps/fbank", fbank(lower, 80))
+    mel = net.tokenizer.mel(lower)[None]
+    check(case, "taps/tokenizer_mel", mel)
+    with torch.inference_mode():
+        check(case, "taps/tokenizer_hidden", net.tokenizer.encoder(mel))
+    found = voice_prompt.prompt(net, wav)
+    for name in ("prompt_token", "prompt_feat", "embedding"):
+        check(case, f"outputs/{name}", getattr(found, name))
+    check(case, "outputs/short", voice_prompt.prompt_tokens(net, heard, 2, 30))
+
+
+@pytest.fixture(scope="module")
+def perth():
+    return watermark.load()
+
+
+@pytest.mark.parametrize("case", ["s3gen_watermark"], indirect=True, ids=["chatterbox"])
+def test_chatterbox_watermark_networks_are_the_packages(case, perth, check):
+    """The package's own resampler in front, then its magnitudes, its mark and what its detector makes of both."""
+    at32 = torch.from_numpy(soxr_hq.resample(case["inputs/plain"].numpy(), 24_000, 32_000))
+    magnitude = perth.spectrum(at32[None]).magnitude
+    check(case, "taps/magnitude", magnitude[0])
+    check(case, "taps/mask", watermark.loud(magnitude))
+    encoded = magnitude.clone()
+    encoded[:, : watermark.BANDS] += perth.encoder(magnitude)
+    check(case, "taps/encoded", encoded)
+    check(case, "taps/decoded", torch.cat([perth.decoder(magnitude), perth.decoder(encoded)]))
+
+
+@pytest.mark.parametrize("case", ["s3gen_watermark"], indirect=True, ids=["chatterbox"])
+def test_chatterbox_watermark_is_heard_where_it_is_and_nowhere_else(case, perth, check):
+    plain = case["inputs/plain"]
+    marked = perth.mark(plain[None], 24_000)
+    chunks = torch.cat([perth.mark(part[None], 24_000) for part in plain.split([8000, 15_000, 25_000])], 1)
+    heard = [float(perth.detect(sound, 24_000)) for sound in (marked, chunks, case["outputs/marked"][None])]
+    assert heard == [1.0, 1.0, 1.0] == [case.values["on_marked"]] * 3
+    assert float(perth.detect(plain[None], 24_000)) == 0.0 == case.values["on_plain"]
+    check(case, "outputs/marked", marked[0], name="mark/audio")
+
+
+class Buzz(nn.Module):
+    """Stands for the vocoder: a voice-like excitation and nothing behind it, as a mark needs a voice to be in."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.c, self.conv_pre, self.m_source = inner.c, inner.conv_pre, inner.m_source
+        self.m_source.l_linear.weight.copy_(5.0 / torch.arange(1, 10)[None])
+
+    def pitch(self, mel):
+        frames = 140 + 30 * mel.mean(1).tanh()
+        return frames.repeat_interleave(self.c.samples_per_frame, 1)[:, None]
+
+    def forward(self, mel, source):
+        return 0.2 * source[:, 0]
+
+
+async def test_chatterbox_watermark_is_on_what_is_served_whole_and_streamed(perth, parity_record):
+    parity_record.keys.append("chatterbox")
+    net = tiny.network()
+    net.mel2wav = Buzz(net.mel2wav)
+    spoken = tiny.utterance(60, 2, knobs=SimpleNamespace(n_cfm_timesteps=2, watermark=True))
+    unmarked = tiny.utterance(60, 2, knobs=SimpleNamespace(n_cfm_timesteps=2, watermark=False))
+    for plan in (tiny.WHOLE, StreamPlan(first=15)):
+        async with tiny.Bench(net, plan, mark=lambda sound: perth.mark(sound, 24_000)) as bench:
+            marked, plain = (torch.from_numpy(one)[None] for one in await bench.together([spoken, unmarked]))
+        # As the package's detector answers: rounded.
+        assert [float(perth.detect(sound, 24_000).round()) for sound in (marked, plain)] == [1.0, 0.0]
 
 
 FAULTS = {

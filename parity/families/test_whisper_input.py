@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import socket
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -13,6 +15,7 @@ import soundfile
 from oracles import speech
 from parity.families.whisper_openai import RATE, spoken
 from parity.harness.text import whisper_normaliser, word_error_rate
+from perf.launch import running, toolkit
 
 KEY = "whisper_tiny_en"
 pytestmark = pytest.mark.parametrize("key", [KEY])
@@ -55,8 +58,10 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_file_that_is_no_sound_is_a_400(key, url, name):
     make, code = REFUSED[name]
+    before = held(url)
     response = ask(url, key, make())
     assert response.status_code == 400
+    assert held(url) == before
     error = response.json()["error"]
     assert error["param"] == "file"
     assert error["code"] == code or (code is None and error["code"] in {"truncated_audio", "invalid_audio"})
@@ -108,9 +113,59 @@ def test_a_client_that_leaves_leaves_nothing(key, url, stream, after):
     form = {"model": key, "stream": stream}
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", long)}, data=form, timeout=after)
+    comes_back_to(url, before)
+    assert (before["in_server"], before["requests"]) == (0, 0)
+    assert ask(url, key, sound(spoken(1)[0])).status_code == 200
+
+
+def comes_back_to(url: str, before: dict[str, object]) -> None:
     deadline = time.monotonic() + 60
     while held(url) != before:
         assert time.monotonic() < deadline, (before, held(url))
         time.sleep(0.1)
-    assert (before["in_server"], before["requests"]) == (0, 0)
-    assert ask(url, key, sound(spoken(1)[0])).status_code == 200
+
+
+def test_a_client_that_leaves_in_its_upload_leaves_nothing(key, url):
+    before, at = held(url), httpx.URL(url)
+    head = (
+        f"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: {at.host}\r\ncontent-length: 5000000\r\n"
+        "content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+        'content-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    )
+    with socket.create_connection((at.host, at.port)) as client:
+        client.sendall(head.encode() + sound(np.concatenate(spoken(12)))[:1_000_000])
+        deadline = time.monotonic() + 30
+        while held(url)["in_server"] != before["in_server"] + 1:
+            assert time.monotonic() < deadline
+    comes_back_to(url, before)
+
+
+HOURS, AS_FLOATS = 3, 3 * 3600 * RATE * 4
+
+
+@pytest.mark.nightly
+def test_three_hours_are_never_whole_in_memory(key, tmp_path):
+    """Decoded they take 691 MB; the server's peak rises by a tenth of that, and what is said at their end is heard."""
+    samples = np.zeros(HOURS * 3600 * RATE, np.int16)
+    said = (spoken(1)[0] * 32767).astype(np.int16)
+    samples[-len(said) :] = said
+    (tmp_path / "long.flac").write_bytes(sound(samples, fmt="FLAC"))
+    with running(toolkit(key, "--profile", "exact"), tmp_path) as server:
+        url, pid = server.target.url, server.pid
+        assert ask(url, key, sound(spoken(1)[0])).status_code == 200
+        before, most = held(url), peak(pid)
+        form = {"model": key, "clip_timestamps": [0, 5, HOURS * 3600 - len(said) / RATE, HOURS * 3600]}
+        with (tmp_path / "long.flac").open("rb") as file:
+            response = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": file}, data=form, timeout=600)
+        assert response.status_code == 200, response.text
+        print(f"peak resident memory rose from {most >> 20} to {peak(pid) >> 20} MiB")
+        assert peak(pid) - most < AS_FLOATS / 10
+        assert held(url) == before
+        found = word_error_rate([speech.clips()[0].text], [response.json()["text"]], whisper_normaliser())
+        assert found.rate <= 0.1
+
+
+def peak(pid: int) -> int:
+    """The most bytes that a process has had resident, files that it maps included."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) << 10

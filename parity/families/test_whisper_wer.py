@@ -86,7 +86,7 @@ def test_longer_recordings(key, ours, hold):
     hold("14s", said, transcribed(ours, clips(sounds), **GREEDY))
 
 
-@pytest.mark.parametrize("windowing", ["sequential", "parallel"])
+@pytest.mark.parametrize("windowing", [pytest.param("sequential", marks=pytest.mark.nightly), "parallel"])
 def test_windowing_of_a_minute(key, ours, hold, windowing):
     sounds, said = recordings(12)
     found = transcribed(ours, clips(sounds), windowing=windowing, **GREEDY)

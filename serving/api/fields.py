@@ -63,7 +63,10 @@ def owner(info: FieldInfo) -> Own:
 def parse(
     data: Mapping[str, Any], schema: type[S], knobs: type[BaseModel], *, text: bool = False, **extra: Any
 ) -> Parsed[S]:
-    """Validate a request's fields. `text`: they come from a form. `extra` are knobs that the route itself sets."""
+    """Validate a request's fields. `text`: they come from a form. `extra` are knobs that the route itself sets.
+
+    Knobs that a model validates and does not use are the names in its class's `IGNORES`.
+    """
     given = {name: value for name, value in data.items() if value is not None}
     openai, own = schema.model_fields, knobs.model_fields
     reserved = set(extra)
@@ -75,7 +78,7 @@ def parse(
         given = {name: _from_text(value, openai.get(name) or own[name]) for name, value in given.items()}
     names = openai.keys() | own.keys()
     route = check(schema, {n: v for n, v in given.items() if n in openai}, text=text, known=names)
-    ignored = tuple(_without_effect(route, given, own))
+    ignored = (*_without_effect(route, given, own), *(n for n in getattr(knobs, "IGNORES", ()) if n in given))
     mine = {n: v for n, v in given.items() if n in own and (n not in openai or owner(openai[n]) is not Own.ROUTE)}
     return Parsed(route, check(knobs, {**mine, **extra}, text=text, known=names), ignored)
 

@@ -31,10 +31,10 @@ def mel_to_hz(mel: np.ndarray) -> np.ndarray:
 
 
 @cache
-def slaney_filters(n_mels: int, n_fft: int, rate: int) -> Tensor:
-    """Triangles of equal area, evenly spaced in mel from 0 Hz to rate/2: float32 [n_mels, n_fft // 2 + 1]."""
+def slaney_filters(n_mels: int, n_fft: int, rate: int, high: float | None = None) -> Tensor:
+    """Triangles of equal area, evenly spaced in mel from 0 Hz to `high` (rate/2): float32 [n_mels, n_fft // 2 + 1]."""
     bins = np.linspace(0, rate / 2, n_fft // 2 + 1)
-    edges = mel_to_hz(np.linspace(0, hz_to_mel(np.array(rate / 2)), n_mels + 2))
+    edges = mel_to_hz(np.linspace(0, hz_to_mel(np.array(high or rate / 2)), n_mels + 2))
     width = np.diff(edges)
     slopes = edges[:, None] - bins[None, :]
     rising, falling = -slopes[:-2] / width[:-1, None], slopes[2:] / width[1:, None]
@@ -65,3 +65,20 @@ def mel_levels(samples: Tensor, n_mels: int, *, rate: int, n_fft: int, hop: int)
 def levelled(log: Tensor, loudest: float) -> Tensor:
     """Levels floored at 8 below the loudest of the whole input; (x + 4) / 4."""
     return (log.clamp(min=loudest - 8.0) + 4.0) / 4.0
+
+
+def vocoder_mel(
+    samples: Tensor, n_mels: int = 80, *, rate: int = 24_000, n_fft: int = 1920, hop: int = 480, high: float = 8000.0
+) -> Tensor:
+    """The mel that HiFi-GAN and its kin are trained on: samples [T] to [n_mels, T // hop].
+
+    Amplitude with a periodic Hann window over what is mirrored by (n_fft - hop) / 2 at its ends; mel up to `high` Hz;
+    natural logarithm floored at 1e-5.
+    """
+    side = (n_fft - hop) // 2
+    padded = torch.nn.functional.pad(samples[None, None], (side, side), mode="reflect")[0, 0]
+    window = torch.hann_window(n_fft, device=samples.device)
+    spectrum = torch.stft(padded, n_fft, hop, window=window, center=False, return_complex=True)
+    amplitude = torch.sqrt(torch.view_as_real(spectrum).pow(2).sum(-1) + 1e-9)
+    filters = slaney_filters(n_mels, n_fft, rate, high).to(samples.device)
+    return torch.matmul(filters, amplitude).clamp(min=1e-5).log()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,13 +13,15 @@ from starlette.responses import Response
 
 from serving.api import sse
 from serving.api.errors import event as error_event
+from serving.api.media.decode import decode_audio
 from serving.api.media.encode import MEDIA_TYPES, check_format, encode, encoder
+from serving.api.media.images import from_base64
 from serving.api.playing import Playing
 from serving.api.protocol.speech import DEFAULT_VOICE, Speech, delta, done
 from serving.api.run import Call, Stream
 from serving.api.state import Handle, Spec, takes
-from serving.core.contract import Task
-from serving.errors import BadRequest, ToolkitError
+from serving.core.contract import Audio, Task
+from serving.errors import BadRequest, TooLarge, ToolkitError
 
 KIND = "speak"
 
@@ -98,11 +101,25 @@ async def _submit(call: Call) -> Said:
     assert rate is not None, f"{model.card.key} speaks but its card has no sample rate"
     check_format(route.response_format, rate)
     inputs: dict[str, Any] = {"text": route.input}
-    if "voice" in takes(type(parsed.knobs)) and call.api.voices.has(route.voice_name):
+    clip = getattr(parsed.knobs, "ref_audio", None)
+    if clip is not None:
+        inputs["voice"] = await _reference(call, clip, route)
+    elif "voice" in takes(type(parsed.knobs)) and call.api.voices.has(route.voice_name):
         inputs["voice"], inputs["voice_text"] = await call.host(call.api.voices.clip, route.voice_name)
     live = route.stream or route.stream_format == "sse"
     handle = await call.submit(model, Task(KIND, inputs, parsed.knobs), route, live=live)
     return Said(call, handle, route, rate)
+
+
+async def _reference(call: Call, clip: str, route: Speech) -> Audio:
+    """The clip of the model's `ref_audio`: base64, a data URL, or a URL where the settings allow one."""
+    if route.voice_name != DEFAULT_VOICE:
+        raise BadRequest('Send "ref_audio" or a "voice", not both.', param="ref_audio")
+    data = await call.api.fetcher.read(clip, "ref_audio") if ":" in clip else from_base64(clip, "ref_audio")
+    limit = call.api.settings.limits.voice_bytes
+    if len(data) > limit:
+        raise TooLarge(f'"ref_audio" is larger than the limit of {limit} bytes.', param="ref_audio")
+    return await call.host(decode_audio, io.BytesIO(data), call.api.settings.limits, "ref_audio")
 
 
 def _voice_knob(call: Call) -> dict[str, Any]:
