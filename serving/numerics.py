@@ -166,9 +166,14 @@ def _walk(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _fast(module: nn.Module, device: str) -> Callable[..., Any] | None:
-    if type(module) is nn.Linear and device == "cpu" and module.weight.numel() >= LARGE:
+    if type(module) is nn.Linear and device == "cpu" and module.weight.numel() >= LARGE and _packs(module.weight.dtype):
         return Fast(module.weight, module.bias)
     return None
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type here: bfloat16 needs instructions that not every CPU has."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _invariant(path: str, module: nn.Module, device: str) -> Callable[..., Any] | None:

@@ -154,6 +154,15 @@ def test_refuses_what_it_cannot_keep():
         numerics.prepare({"net": nn.MultiheadAttention(8, 2)}, "invariant")
 
 
+def test_fast_computes_in_bfloat16_whether_or_not_this_cpu_packs_it():
+    head = nn.Linear(64, numerics.LARGE // 64, bias=False).to(torch.bfloat16)
+    x = torch.randn(5, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(1))
+    expected = head(x)
+    numerics.prepare({"head": head}, "fast")
+    for rows in (1, 2, 5):
+        assert (head(x[:rows]) - expected[:rows]).abs().max() <= 0.05
+
+
 def test_fast_packs_large_heads_only():
     small, large = nn.Linear(64, 64), nn.Linear(64, numerics.LARGE // 64)
     x = torch.randn(3, 64)
