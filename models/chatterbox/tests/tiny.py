@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -65,7 +67,7 @@ class Named(Voices):
         return tuple(self._held)
 
     def get(self, name: str) -> Conditionals:
-        self._files = dict.fromkeys(self._held)
+        self._files = {held: Path() for held in self._held}
         return super().get(name)
 
 
