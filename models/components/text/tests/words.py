@@ -22,14 +22,8 @@ def tokenizer() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-<<<<<<< HEAD
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(CORPUS, trainer)
-=======
-    made.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    )
->>>>>>> s3gen
     made.add_special_tokens([END])
     made.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     return made
