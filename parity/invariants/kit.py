@@ -18,6 +18,7 @@ from serving.core.contract import Audio, Options, Task
 from serving.core.engine import Engine
 
 SENTENCES = ("Good morning.", "A light wind will blow from the west. Then the rain begins.", "Yes!")
+PROFILES = {"kokoro": "default"}  # what is served, where it is as invariant as the exact profile and half the work
 numbers = itertools.count()
 
 
@@ -88,7 +89,8 @@ def joined(outputs: list) -> dict[str, object]:
 @asynccontextmanager
 async def engine(key: str, capture: str = "eager", rows: int = 8, **options):
     """An engine over one key in invariant numerics."""
-    loaded = registry.load(key, Options(rows=rows, capture=capture, **{"numerics": "invariant", **options}))
+    asked = {"numerics": "invariant", "profile": PROFILES.get(key, "exact"), **options}
+    loaded = registry.load(key, Options(rows=rows, capture=capture, **asked))
     made = Engine([loaded])
     await made.start()
     try:
@@ -101,6 +103,16 @@ async def run(made: Engine, key: str, task: Task, seed: int = 1) -> dict[str, ob
     """One request to its end."""
     handle = await made.submit(key, task, request_id=f"i{next(numbers)}", seed=seed)
     return joined([output async for output in handle])
+
+
+async def unsettled(made: Engine, key: str, tasks: list[Task]) -> list[dict[str, object]]:
+    """All together, and every few steps whoever can has to leave the device and come back."""
+    running = asyncio.create_task(together(made, key, tasks))
+    while not running.done():
+        for name in await made.ask(lambda: list(made._requests._all)):
+            await made.ask(lambda name=name: made.preempt(name))
+        await asyncio.sleep(0.03)
+    return await running
 
 
 async def alone(made: Engine, key: str, tasks: list[Task]) -> list[dict[str, object]]:
