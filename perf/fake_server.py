@@ -126,6 +126,7 @@ class Answer:
 
     async def _stream(self) -> None:
         kind = "text/event-stream" if self._sse else "application/x-ndjson" if self._lines else "audio/wav"
+        due = asyncio.get_running_loop().time()  # a schedule, so that being late once is not being late ever after
         self._write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         early = self._script.header
         opening = self._opening()
@@ -134,7 +135,8 @@ class Answer:
             self._chunk(opening)
             opening = b""
         for i, wait in enumerate(self._script.moments):
-            await asyncio.sleep(early if early is not None and i == 0 else wait)
+            due += wait
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
             if self._script.fault and i == self._script.at and await self._misbehave():
                 return
             piece = opening + self._piece()
@@ -232,13 +234,17 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2400)
     parser.add_argument("--slots", type=int)
     parser.add_argument("--stamp", action="store_true")
+    parser.add_argument(
+        "--spread", type=int, default=1, help="so many clients in a row get their chunks at other times"
+    )
     parser.add_argument("--fail-every", type=int, default=0, help="every n-th request is dropped after a chunk")
     args = parser.parse_args()
     good = Script(first=args.first, gaps=(args.gap,) * (args.pieces - 1), size=args.size, stamp=args.stamp)
     bad = replace(good, fault="drop")
 
     def script(i: int) -> Script:
-        return bad if args.fail_every and i % args.fail_every == args.fail_every - 1 else good
+        chosen = bad if args.fail_every and i % args.fail_every == args.fail_every - 1 else good
+        return replace(chosen, first=args.first + args.gap * (i % args.spread) / args.spread)
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve_forever(FakeServer(script, args.slots), args.port))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from models.whisper.config import WhisperConfig
+from models.whisper.head import quick_head
 from models.whisper.languages import LANGUAGES
 from models.whisper.media import Sound
 from models.whisper.modules import Whisper
@@ -42,9 +43,10 @@ class WhisperPort:
         assert isinstance(sampler, Sampler)
         self.profile = profile_of(options)
         quick = QuickEncoder(net.encoder) if self.profile.quick else None
+        head = quick_head(net.decoder.head, tokenizer.timestamps) if self.profile.quick else None
         nodes = (
             Encoder(config, net, windows, quick),
-            Decoder(config, net, tokenizer, sampler, options.rows, options.device),
+            Decoder(config, net, tokenizer, sampler, options.rows, options.device, head),
             Aligner(config, net, tokenizer.eot),
         )
         self.graph = Graph({node.name: node for node in nodes}, EDGES, resources, WALKS)

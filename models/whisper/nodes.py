@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class Encoder(Node):
 
     name = "encoder"
     writes = ("cross_kv",)
+    preempt = "offload"
 
     def __init__(self, config: WhisperConfig, net: Whisper, windows: int, quick: QuickEncoder | None = None) -> None:
         self.config, self.net, self.quick = config, net, quick
@@ -99,11 +100,21 @@ class Decoder(Node):
     name = "decoder"
     reads = ("cross_kv",)
     writes = ("decoder_kv", "sampler")
+    preempt = "offload"
+    tables = ("last", "silence", "left", *(f"rules.{name}" for name in RuleTables.TABLES))
 
     def __init__(
-        self, config: WhisperConfig, net: Whisper, tokenizer: Tokenizer, sampler: Sampler, rows: int, device: str
+        self,
+        config: WhisperConfig,
+        net: Whisper,
+        tokenizer: Tokenizer,
+        sampler: Sampler,
+        rows: int,
+        device: str,
+        head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.net, self.sampler = net.decoder, sampler
+        self.head = head or net.decoder.head
         self.eot, self.no_speech = tokenizer.eot, tokenizer.no_speech
         self.rules = RuleTables(tokenizer, rows, config.n_vocab, device)
         self.last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
@@ -139,10 +150,10 @@ class Decoder(Node):
         ids = b.buffers["ids"] if prefill else self.last[b.slots]
         hidden = self.net(ids, kv.positions, kv.attend, b.use["cross_kv"].read)
         if prefill:
-            first = self.net.head(hidden[b.buffers["starts"]]).float()
+            first = self.head(hidden[b.buffers["starts"]]).float()
             self.silence[b.slots] = first.softmax(-1)[:, self.no_speech]
             hidden = hidden[kv.last]
-        logits = self.rules.filter(self.net.head(hidden), b.slots)
+        logits = self.rules.filter(self.head(hidden), b.slots)
         tokens = b.use["sampler"](logits)
         logprobs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         self.last[b.slots] = tokens
@@ -166,6 +177,7 @@ class Aligner(Node):
     name = "aligner"
     reads = ("cross_kv",)
     writes = ("align_kv",)
+    preempt = "offload"
 
     def __init__(self, config: WhisperConfig, net: Whisper, eot: int) -> None:
         self.net, self.eot = net.decoder, eot

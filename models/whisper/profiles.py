@@ -10,9 +10,10 @@ from serving.core.contract import Options
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How windows are encoded.
+    """How windows are encoded and tokens chosen.
 
-    `quick`: silence is not computed again, which moves results by rounding alone. `margin`: mel frames of silence
+    `quick`: silence is not computed again, which moves features by rounding alone; logits are 8-bit products but for
+    the likeliest tokens. `margin`: mel frames of silence
     behind the sound that are encoded; None: all up to 30 s, as the network was trained.
     """
 

@@ -47,6 +47,8 @@ def only(ids: Sequence[int], vocab: int) -> Rules:
 class RuleTables:
     """The rules of every slot and where its transcript stands; slot 0 is the sink."""
 
+    TABLES = ("banned", "no_blank", "timed", "stamped", "stamped_before", "count", "stamp", "first_most")
+
     def __init__(self, tokenizer: Tokenizer, slots: int, vocab: int, device: str = "cpu") -> None:
         self.eot, self.begin = tokenizer.eot, tokenizer.timestamps
         self.blanks = torch.tensor(tokenizer.blanks, device=device)
@@ -73,19 +75,24 @@ class RuleTables:
         blank = (first & self.no_blank[slots])[:, None]
         x[:, self.blanks] = x[:, self.blanks].masked_fill(blank, NEVER)
         timed, stamped, before = self.timed[slots], self.stamped[slots], self.stamped_before[slots]
-        x[:, : self.eot].masked_fill_((timed & stamped & ~before)[:, None], NEVER)
         least = self.stamp[slots] + 1 - (stamped & ~before).long()
         most = torch.where(first, self.first_most[slots], self.stamps[-1])
         out = (self.stamps < least[:, None]) | (self.stamps > most[:, None]) | (stamped & before)[:, None]
         x[:, self.begin :].masked_fill_(timed[:, None] & out, NEVER)
-        x[:, : self.begin].masked_fill_((timed & first)[:, None], NEVER)
-        return self._stamp_if_likelier(x, timed)
-
-    def _stamp_if_likelier(self, x: Tensor, timed: Tensor) -> Tensor:
-        logprobs = x.log_softmax(-1)
-        stamp, text = logprobs[:, self.begin :].logsumexp(-1), logprobs[:, : self.begin].amax(-1)
-        x[:, : self.begin].masked_fill_((timed & (stamp > text))[:, None], NEVER)
+        self._leave_stamps(x, timed, first, stamped & ~before)
         return x
+
+    def _leave_stamps(self, x: Tensor, timed: Tensor, first: Tensor, paired: Tensor) -> None:
+        """Forbid text where a timestamp must come, or all timestamps together are likelier than the best text.
+
+        Text and special tokens each in one pass: at this width it is passes that cost.
+        """
+        text, special = x[:, : self.eot], x[:, self.eot : self.begin]
+        no_text, no_special = timed & (first | paired), timed & first
+        best = torch.maximum(text.amax(-1).masked_fill(no_text, NEVER), special.amax(-1).masked_fill(no_special, NEVER))
+        likelier = timed & (x[:, self.begin :].logsumexp(-1) > best)
+        text.masked_fill_((no_text | likelier)[:, None], NEVER)
+        special.masked_fill_((no_special | likelier)[:, None], NEVER)
 
     def append(self, slots: Tensor, tokens: Tensor) -> None:
         """The tokens chosen for the slots."""

@@ -35,6 +35,16 @@ class Held:
     slots: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Steady:
+    """What stays the same while a batch comes again, its slots in the very same array."""
+
+    index: np.ndarray
+    packed: Packing
+    seqs: np.ndarray
+    filled: list[Tensor] = field(default_factory=list)  # index buffers that hold all but its positions
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A sequence on the host: its length, and k, v of the positions that count, [L, layers, Hk, D]."""
@@ -87,11 +97,13 @@ class PagedKV(Resource):
         self.seqs = Sequences(self.pages, page_size, count, max_len, self.ring, device)
         shape = (layers, pages + 1, kv_heads, page_size, head_dim)
         k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.nbytes = k.nbytes + v.nbytes + self.seqs.device.nbytes
         self.pool = Pool(k, v, self.seqs.device, attend_with(attention, numerics))
         self.cache = PrefixCache(self.pages)
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
         self._held: dict[str, Held] = {}
         self._owner: dict[int, str] = {}  # slot -> owner
+        self._steady: Steady | None = None
         self._past: dict[int, np.ndarray] = {}  # step in flight -> its rows that went past their room
         self._name = f"kv{next(_numbers)}"
 
@@ -138,6 +150,7 @@ class PagedKV(Resource):
         before = self._held.get(self._owner.pop(slot, ""))
         if before is not None:
             before.slots.discard(slot)
+        self._steady = None
         self.seq[slot] = 0
         held = self._held.get(owner)
         if held is not None:
@@ -146,13 +159,16 @@ class PagedKV(Resource):
             self._point(slot, held)
 
     def _point(self, slot: int, held: Held) -> None:
+        self._steady = None
         for name, seq in held.seqs.items():
             self.seq[slot, self.lanes[name]] = seq
 
     def plan(self, b: Batch, *, write: bool) -> KVStep:
         """Index buffers and the layout of the step. A writing step advances the lengths at once."""
-        packed = pack(b, self.lanes)
-        seqs = self._seqs(b, packed)
+        if self._steady is None or self._steady.index is not b.index:
+            packed = pack(b, self.lanes)
+            self._steady = Steady(b.index, packed, self._seqs(b, packed))
+        packed, seqs = self._steady.packed, self._steady.seqs
         first = lengths = self.seqs.length.take(seqs)
         if write:
             lengths = first + packed.units
@@ -185,7 +201,12 @@ class PagedKV(Resource):
 
     def _fill(self, b: Batch, packed: Packing, layout: Layout) -> Tensor:
         """positions, rows, sequences [T each], last, last_second [size each]."""
-        block = Block(b, self._name, 3 * b.total + 2 * b.size)
+        block, steady = Block(b, self._name, 3 * b.total + 2 * b.size), self._steady
+        if steady is not None and steady.seqs is layout.seqs and packed.ones and block.pinned is None:
+            if any(tensor is block.tensor for tensor in steady.filled):
+                block.put(layout.first, len(layout.first))
+                return block.tensor
+            steady.filled.append(block.tensor)
         if packed.ones:
             block.put(layout.first, b.total)
             block.put(packed.rows, b.total, b.size - 1)
@@ -231,7 +252,7 @@ class PagedKV(Resource):
         found = [len(self.cache.match(keys)) for _, keys in self._keys(content, 1)]
         return range(self.page_size, min(found, default=0) * self.page_size + 1, self.page_size)
 
-    def _keys(self, content: Content, left: int = 0) -> Iterator[tuple[str, list[bytes]]]:
+    def _keys(self, content: Content, left: int = 0) -> Iterator[tuple[str, Iterator[bytes]]]:
         """Each of the content's lanes, by its name here, with its page keys, `left` positions at the end left out."""
         for lane, items in content.items():
             name = self.names[lane_of(self.lanes, lane)]
@@ -240,13 +261,14 @@ class PagedKV(Resource):
     def adopt(self, owner: str, content: Content, length: int) -> None:
         """Begin the owner's empty lanes with shared pages; `length` is one of `known`."""
         for name, keys in self._keys(content):
-            pages = self.cache.match(keys[: length // self.page_size])
+            pages = self.cache.match(itertools.islice(keys, length // self.page_size))
             self.seqs.adopt(self._held[owner].seqs[name], pages)
 
     def publish(self, owner: str, content: Content) -> None:
         """Offer the owner's full pages to later owners; `content` says what its first tokens are, all committed."""
         if self.ring is None:
-            for name, keys in self._keys(content):
+            for name, made in self._keys(content):
+                keys = list(made)
                 table = self.seqs.table[self._held[owner].seqs[name], : len(keys)]
                 self.cache.publish(keys, table.tolist())
 
@@ -289,5 +311,6 @@ class PagedKV(Resource):
         for slot in held.slots:
             del self._owner[slot]
             self.seq[slot] = 0
+            self._steady = None
         for seq in held.seqs.values():
             self.seqs.drop(seq)

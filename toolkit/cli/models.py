@@ -18,7 +18,7 @@ def models(
     task: Annotated[str | None, typer.Option(help="Only keys with this task, such as transcribe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models: tasks, source of weights, licence, and whether the port is done.
+    """List the models and whether each port is done; of one, its licence, weights and knobs too.
 
     Examples:
 
@@ -37,10 +37,11 @@ def models(
     chosen = [card(key)] if key else [one for one in cards().values() if not task or task in one.tasks]
     if as_json:
         console.write(json.dumps([_as_dict(one) for one in chosen], indent=2))
+    elif key:
+        _facts(chosen[0])
+        _knobs(chosen[0])
     else:
         _table(chosen)
-    if key and not as_json:
-        _knobs(chosen[0])
 
 
 def pull(
@@ -79,11 +80,27 @@ def _as_dict(card: Card) -> dict[str, object]:
 def _table(cards: list[Card]) -> None:
     from rich.table import Table
 
-    table = Table("Key", "Title", "Tasks", "Weights", "Licence", "State", box=None, pad_edge=False)
-    for card in cards:
-        state = "experimental" if card.experimental else "done"
-        table.add_row(card.key, card.title, ", ".join(sorted(card.tasks)), card.source, card.licence, state)
+    rows = [(card.key, _state(card), ", ".join(sorted(card.tasks)), card.title) for card in cards]
+    table = Table(box=None, pad_edge=False)
+    for name, *cells in zip(("Key", "State", "Tasks"), *(row[:3] for row in rows), strict=True):
+        table.add_column(name, no_wrap=True, min_width=max(map(len, cells)))
+    table.add_column("Title", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
     console.out.print(table)
+
+
+def _state(card: Card) -> str:
+    return "experimental" if card.experimental else "done"
+
+
+def _facts(card: Card) -> None:
+    facts = {"title": card.title, "state": _state(card), "licence": card.licence, "weights": card.source}
+    facts |= {"sample rate": f"{card.sample_rate} Hz"} if card.sample_rate else {}
+    facts |= {"languages": ", ".join(card.languages)} if card.languages else {}
+    console.out.print(card.key, style="bold")
+    for name, value in facts.items():
+        console.out.print(f"  {name}: {value}", markup=False, highlight=False)
 
 
 def _knobs(card: Card) -> None:

@@ -14,8 +14,8 @@ from serving.core.contract import Edge, Node, Offer, Options, Packed, Settled, V
 from serving.core.streams import Each, Ramp
 
 CONFIGS = {
-    "chatterbox": T3Config(704, 8194, 128, 192, 4, 32, 62, 128),
-    "chatterbox_multilingual": T3Config(2454, 8194, 128, 192, 4, 32, 62, 128),
+    "chatterbox": T3Config(704, 8194, 128, 192, 4, 32, 62, 192),
+    "chatterbox_multilingual": T3Config(2454, 8194, 128, 192, 4, 32, 62, 192),
     "chatterbox_turbo": T3Config(300, 6563, 128, 512, 3, 0, 0, 0),
 }
 SAMPLES = 4  # a token

@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.core.contract import Audio
 
-IN_MEMORY = 64 << 20  # bytes of samples: 17 minutes of 16 kHz mono
+IN_MEMORY = 16 << 20  # bytes of samples: four minutes of 16 kHz mono
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,8 +256,8 @@ def live(app) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run)
     thread.start()
-    wait_for(lambda: server.started)
-    wait_for(lambda: app.state.api.engine.state != "starting")
+    wait_for(lambda: server.started, 60)
+    wait_for(lambda: app.state.api.engine.state != "starting", 60)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
