@@ -34,6 +34,12 @@ class Language:
 
 ENGLISH = (("misaki", "spacy", "num2words"), "pip install 'multimodal-toolkit[kokoro]'")
 ESPEAK = (("misaki", "phonemizer", "espeakng_loader"), "pip install misaki phonemizer-fork espeakng-loader")
+# misaki's own extra asks for a build of OpenJTalk and for `unidic`, whose dictionary is a download of its own; these
+# packages bring theirs.
+JAPANESE = (
+    ("misaki", "pyopenjtalk", "fugashi", "unidic_lite", "jaconv", "mojimoji"),
+    "pip install misaki pyopenjtalk-plus fugashi unidic-lite jaconv mojimoji",
+)
 LANGUAGES = {
     "a": Language("American English", *ENGLISH),
     "b": Language("British English", *ENGLISH),
@@ -41,9 +47,9 @@ LANGUAGES = {
     "f": Language("French", *ESPEAK, "fr-fr"),
     "h": Language("Hindi", *ESPEAK, "hi"),
     "i": Language("Italian", *ESPEAK, "it"),
-    "j": Language("Japanese", ("misaki", "pyopenjtalk", "fugashi", "jaconv", "mojimoji"), "pip install 'misaki[ja]'"),
+    "j": Language("Japanese", *JAPANESE),
     "p": Language("Brazilian Portuguese", *ESPEAK, "pt-br"),
-    "z": Language("Mandarin", ("misaki", "jieba", "pypinyin", "cn2an"), "pip install 'misaki[zh]'"),
+    "z": Language("Mandarin", ("misaki", "jieba", "pypinyin", "cn2an", "ordered_set"), "pip install 'misaki[zh]'"),
 }
 
 

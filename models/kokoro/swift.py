@@ -25,6 +25,7 @@ SLICE = 2048  # rows that an elementwise pass works on at a time
 TILES = {3: 12, 7: 24, 11: 32}  # taps -> tile: the fastest of those tried on two cores
 WIDE_TILES = {3: 12, 7: 24, 11: 24}  # where weights, which grow with the tile, are what is read most
 WIDE = 256  # channels
+GROUP = 256  # tiles a product: fewer leave its kernel short of rows
 
 
 def bias(conv: nn.Conv1d | nn.ConvTranspose1d) -> Tensor:
@@ -39,7 +40,7 @@ def convolution(conv: nn.Conv1d, alpha: Tensor, *, biased: bool) -> FourierConv1
     taps = conv.kernel_size[0]
     tile = (WIDE_TILES if wide else TILES)[taps]
     kept = bias(conv) if biased else None
-    return FourierConv1d(conv.weight.detach() / alpha.detach(), kept, conv.dilation[0], tile, 256 if wide else 64)
+    return FourierConv1d(conv.weight.detach() / alpha.detach(), kept, conv.dilation[0], tile, GROUP)
 
 
 class Norm:

@@ -42,7 +42,10 @@ def utterances(count):
     def word():
         return "".join(draw.choice(LETTERS) for _ in range(draw.randint(2, 6)))
 
-    return [(" ".join(word() for _ in range(draw.randint(1, 14))), draw.choice((3.0, 3.5, 4.0))) for _ in range(count)]
+    def utterance():
+        return " ".join(word() for _ in range(draw.randint(1, 10))), draw.choice((3.5, 4.0))
+
+    return [utterance() for _ in range(count)]
 
 
 @pytest.mark.nightly

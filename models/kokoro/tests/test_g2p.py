@@ -61,5 +61,5 @@ def test_espeak_is_off_unless_asked_for(speak, code):
 
 def test_a_missing_extra_gives_the_command(monkeypatch):
     monkeypatch.setattr(g2p, "find_spec", lambda name: None)
-    with pytest.raises(BadRequest, match=r"Japanese needs .*pip install 'misaki\[ja\]'"):
+    with pytest.raises(BadRequest, match=r"Japanese needs .*pip install .*unidic-lite"):
         G2P()("j", "こんにちは")
