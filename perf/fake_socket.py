@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import json
 import random
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from websockets.frames import Frame
@@ -55,14 +57,15 @@ class Conversation:
     def _message(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "append":
-            self._then(self._answer(self._appends, asyncio.get_running_loop().time() + self._script.first))
+            due = asyncio.get_running_loop().time() + self._script.first
+            self._then(partial(self._answer, self._appends, due))
             self._appends += 1
         elif kind == "end_input":
-            self._then(self._after(self._script.gaps[0] if self._script.gaps else 0.0, {"type": "done"}))
+            self._then(partial(self._after, self._script.gaps[0] if self._script.gaps else 0.0, {"type": "done"}))
         elif kind == "input_audio_buffer.commit":
-            self._then(self._transcript())
+            self._then(self._transcript)
 
-    def _then(self, step: Any) -> None:
+    def _then(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """After what has been started before."""
         before = self._last
 
@@ -70,7 +73,7 @@ class Conversation:
             if before:
                 await before
             with contextlib.suppress(ConnectionError):
-                await step
+                await step()
 
         self._last = asyncio.create_task(run())
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,8 +52,23 @@ def toolkit(key: str, *options: str, label: str | None = None) -> Launch:
 @contextlib.contextmanager
 def running(what: Target | Launch, logs: Path) -> Iterator[Running]:
     """A target as it is, or a launched server that is ready now and gone afterwards."""
+    with all_running([what], logs) as (one,):
+        yield one
+
+
+@contextlib.contextmanager
+def all_running(targets: Sequence[Target | Launch], logs: Path) -> Iterator[list[Running]]:
+    """Several at once: they start side by side, and are all ready now."""
+    with contextlib.ExitStack() as stack:
+        waits = [stack.enter_context(_started(what, logs)) for what in targets]
+        yield [wait() for wait in waits]
+
+
+@contextlib.contextmanager
+def _started(what: Target | Launch, logs: Path) -> Iterator[Callable[[], Running]]:
+    """A process that is being started, by a function that waits until it is ready."""
     if isinstance(what, Target):
-        yield Running(what)
+        yield lambda: Running(what)
         return
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', what.label)}.log"
@@ -64,7 +79,7 @@ def running(what: Target | Launch, logs: Path) -> Iterator[Running]:
             list(what.command), stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
     try:
-        yield Running(Target(_wait(what, process, log), what.model, what.label), process.pid)
+        yield lambda: Running(Target(_wait(what, process, log), what.model, what.label), process.pid)
     finally:
         stop(process)
 

@@ -55,7 +55,8 @@ async def measure(url: str, connections: int, requests: int) -> Point:
 
 def check(connections: int, chunks_a_second: float, seconds: float, fail_every: int) -> tuple[Point, float, float]:
     """The point, the client's CPU seconds for it, and the seconds that it waited for its core."""
-    gap, pieces = connections / chunks_a_second, 100
+    pieces = 100
+    gap = connections / chunks_a_second * pieces / (pieces + 1)  # a request's first chunk comes later than the others
     requests = max(connections, int(chunks_a_second * seconds / pieces))
     command = [sys.executable, "-m", "perf.fake_server", "--port", "0", "--stamp", "--size", "1200"]
     options = {"first": gap, "gap": gap, "pieces": pieces, "fail-every": fail_every, "spread": connections}

@@ -21,7 +21,7 @@ from perf.client.http import Dial
 from perf.client.routes import Sender, Target
 from perf.fingerprint import machine, redact
 from perf.health import Watch
-from perf.launch import Launch, Running, running
+from perf.launch import Launch, Running, all_running
 from perf.loadgen import Generator, Plan
 from perf.metrics import for_run, objectives
 from perf.metrics.goodput import Goodput
@@ -96,9 +96,7 @@ def measure(
         raise BadRequest("A time budget is split over set loads; a search has none.", param="budget")
     session = Session(workloads, loads, settings, say, planner=planner)
     objectives(settings.slos, [session.workload(t.label).route for t in targets])  # unknown ones before anything starts
-    with contextlib.ExitStack() as stack:
-        logs = (out or Path("runs")) / "logs"
-        live = [stack.enter_context(running(t, logs)) for t in targets]
+    with all_running(targets, (out or Path("runs")) / "logs") as live:
         return asyncio.run(session.run(live, out, resume))
 
 

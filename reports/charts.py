@@ -61,7 +61,8 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 def _colour(field: str, names: Sequence[str], title: str | None = None) -> Any:
     scale = alt.Scale(domain=list(names), range=COLOURS[: len(names)] if len(names) <= len(COLOURS) else COLOURS)
-    return alt.Color(field, type="nominal", scale=scale, title=title, sort=None)
+    legend = alt.Legend(columns=3 if max(map(len, names), default=0) <= 12 else 2, labelLimit=130)
+    return alt.Color(field, type="nominal", scale=scale, title=title, sort=None, legend=legend)
 
 
 def trade_off(report: Report) -> str | None:
@@ -129,7 +130,7 @@ def distribution(rows: Sequence[Row], metric: Spread) -> str | None:
         return None
     chart = alt.Chart(pd.DataFrame(lines)).mark_line(interpolate="step-after", strokeWidth=2)
     chart = chart.encode(
-        x=alt.X("value:Q", title=f"{metric.title} ({metric.unit})"),
+        x=alt.X("value:Q", title=f"{metric.title} ({metric.unit})", axis=alt.Axis(tickCount=5)),
         y=alt.Y("share:Q", title="Requests up to here (%)", scale=alt.Scale(domain=[0, 100])),
         color=_colour("load:N", [row.load.name for row in rows]),
     )

@@ -35,13 +35,17 @@ class Drawing:
 
 def render(report: Report) -> str:
     """The page."""
+    config = report.run.config
     return environment().get_template("report.html.j2").render(
         report=report,
-        config=report.run.config,
+        config=config,
         client=report.run.client,
         overviews=[(section, _overview(section)) for section in report.sections],
         machine=_machine(report),
         with_parts=with_parts,
+        flags=_flags(report),
+        title=" and ".join(config.models[section.labels[0]] for section in report.sections if section.rows),
+        beside=[label for section in report.sections for label in section.labels[1:]],
         spreads=[drawing for section in report.sections for drawing in _spreads(section)],
         timelines=list(_timelines(report)),
     )  # fmt: skip
@@ -56,6 +60,15 @@ def environment() -> jinja2.Environment:
     env.filters |= {"percentile": percentile, "with_interval": with_interval, "significant": significant}
     env.globals["quantity"] = quantity
     return env
+
+
+def _flags(report: Report) -> list[tuple[str, list[str]]]:
+    """What speaks against the numbers, one entry a reason, what invalidates first."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in report.rows:
+        for flag in row.flags:
+            found.setdefault((flag.level, flag.code), []).append(f"{row.name}: {flag.message}")
+    return [(level, said) for (level, _), said in sorted(found.items(), key=lambda item: item[0][0])]
 
 
 def _overview(section: Report) -> list[Drawing]:

@@ -11,12 +11,12 @@ import pytest
 from perf.arrivals import closed
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
-from perf.gate import compare, judge, overall, ratio_interval
-from perf.launch import Running
+from perf.gate import REPEATS, compare, judge, overall, ratio_interval
+from perf.launch import Running, toolkit
 from perf.metrics.audio import AudioThroughput
 from perf.metrics.latency import EndToEnd
 from perf.schema import Run
-from perf.session import Session, Settings
+from perf.session import Session, Settings, measure
 from perf.tests.virtual import dial_to, simulate
 from perf.workloads import sentences
 from serving.errors import BadRequest
@@ -92,3 +92,17 @@ def test_what_cannot_be_compared_is_refused():
     two = dataclasses.replace(run, points=[run.points[0], dataclasses.replace(run.points[1], label="other")])
     with pytest.raises(BadRequest, match="other, server"):
         compare(two, two)
+
+
+@pytest.mark.nightly
+def test_real_servers_of_one_version_are_equal_and_twice_the_work_is_a_loss(tmp_path):
+    """The toy, served three times: `more` gets two sentences where the others get one."""
+    targets = [toolkit("toy", label=label) for label in ("before", "after", "more")]
+    works = {"before": sentences(16), "after": sentences(16), "more": sentences(16, parts=(2, 2))}
+    run = measure(targets, works, [LOAD], Settings(requests=24, repeats=REPEATS), out=tmp_path)
+    equal = compare(run, run, ["e2e"], label_a="before", label_b="after")
+    assert [len(c.a) for c in equal] == [REPEATS]
+    assert overall(equal) != "fail", equal
+    (more,) = compare(run, run, ["e2e"], label_a="before", label_b="more")
+    trusted = judge(EndToEnd(), LOAD, more.a, more.b, 0.05)  # whatever else ran on this machine
+    assert trusted.verdict == "fail", more

@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import wave
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +15,16 @@ import httpx
 import pytest
 import torch
 
+from perf.arrivals import closed
 from perf.bench import run_bench
+from perf.fake_server import FakeServer
 from perf.launch import Launch, running
 from perf.metrics.base import content
 from perf.peers import PEERS, environments, peer
 from perf.peers.environments import Environment
+from perf.peers.search import best, lines, settings_of
 from perf.peers.serve import form_file
+from perf.tests.test_bench import QUICK, simulated
 from serving.errors import BadRequest, SetupError
 
 ECHO = (
@@ -102,6 +107,20 @@ def test_an_environment_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path
     with pytest.raises(SetupError, match=r"Cannot make the peer's environment \(some==1\)"):
         Environment(("some==1",)).python()
     assert [p.suffix for p in (tmp_path / "peers").iterdir()] == [".lock"]
+
+
+def test_the_best_setting_is_the_one_with_the_highest_throughput():
+    assert settings_of("kokoro") == ["kokoro", "kokoro-2x1"]
+    assert "faster-whisper-float32" in settings_of("faster-whisper")
+    run = simulated(FakeServer(lambda i: QUICK), loads=(closed(1), closed(4)), requests=4)
+    points = [replace(p, label="slow", end=p.end + 1) for p in run.points]
+    both = replace(run, points=[*run.points, *points])
+    both.config.models, both.config.routes = {"slow": "m", "server": "m"}, {"slow": "speech", "server": "speech"}
+    assert best(both) == "server"
+    assert best(replace(run, points=[])) is None
+    table = list(lines(both))
+    assert table[0] == "| Setting | c=1 | c=4 |"
+    assert table[-1].endswith("best at c=4: server")
 
 
 WORDS = [f"w{i}" for i in range(40)]

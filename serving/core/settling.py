@@ -192,10 +192,17 @@ class Settler:
                 self._requests.fail(seat.piece.request, self._blame(seat, error))
             elif not skipped:
                 self._isolate(seat)
-            elif not (seat.inflight or seat.queued or seat.blocked):
-                self.queue(seat)
+            else:
+                self._requeue(seat)
         if _sticky(error):
             self._die(f"{type(error).__name__}: {error}")
+
+    def _requeue(self, seat: Seat) -> None:
+        """The seat may be planned again once no step holds it: one that does now will be skipped as well."""
+        if seat.inflight and seat.queued:
+            seat.node.withdraw(seat)
+        elif not (seat.inflight or seat.queued or seat.blocked):
+            self.queue(seat)
 
     def _isolate(self, seat: Seat) -> None:
         """The seat's next step runs it alone, once no step holds it."""
