@@ -27,6 +27,13 @@ class Function(_Part):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @field_validator("parameters")
+    @classmethod
+    def _object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema and schema.get("type", "object") != "object":
+            raise ValueError('arguments are an object: its schema has the type "object"')
+        return schema
+
 
 class Tool(_Part):
     type: Literal["function"]

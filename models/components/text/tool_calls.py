@@ -64,7 +64,7 @@ class JsonMarkup:
 
     def lark(self, name: str, schema: Mapping[str, Any]) -> str:
         head, tail = f'\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{CLOSE}"
-        return f"{json.dumps(head)} {embedded(schema or {'type': 'object'})} {json.dumps(tail)}"
+        return f"{json.dumps(head)} {embedded({'type': 'object', **schema})} {json.dumps(tail)}"
 
 
 class XmlMarkup:
@@ -84,7 +84,7 @@ class XmlMarkup:
         function = self.FUNCTION.fullmatch(body)
         if function is None or function[1] not in tools:
             return None
-        schemas, arguments, at = tools[function[1]].get("properties", {}), {}, 0
+        schemas, arguments, at = properties(tools[function[1]]), {}, 0
         inside = function[2]
         while at < len(inside.rstrip()):
             parameter = self.PARAMETER.match(inside, at)
@@ -96,17 +96,19 @@ class XmlMarkup:
         return Call(function[1], dumps(arguments))
 
     def lark(self, name: str, schema: Mapping[str, Any]) -> str:
-        properties, required = schema.get("properties", {}), schema.get("required", ())
+        listed = schema.get("required")
+        required = listed if isinstance(listed, list) else ()
         parts = [json.dumps(f"\n<function={name}>\n")]
-        for key, inner in properties.items():
+        for key, inner in properties(schema).items():
             head = json.dumps(f"<parameter={key}>\n")
             value = self._value({**inner, **{name: schema[name] for name in SHARED if name in schema}})
             parts.append(f"({head} {value}){'' if key in required else '?'}")
         return " ".join([*parts, json.dumps(f"</function>\n{CLOSE}")])
 
     def _value(self, schema: Mapping[str, Any]) -> str:
-        if kinds(schema) == {"string"} and "enum" in schema:
-            return f"({' | '.join(json.dumps(choice + self.END) for choice in schema['enum'])})"
+        choices = schema.get("enum")
+        if kinds(schema) == {"string"} and isinstance(choices, list) and choices:
+            return f"({' | '.join(json.dumps(f'{choice}{self.END}') for choice in choices)})"
         return "text_value" if kinds(schema) == {"string"} else f"{embedded(schema)} {json.dumps(self.END)}"
 
 
@@ -185,12 +187,23 @@ def embedded(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': BLANK}})}"
 
 
-def kinds(schema: Mapping[str, Any]) -> set[str]:
+def properties(schema: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The schemas of an object's properties; of what is none, or a bare true, nothing is known."""
+    found = schema.get("properties")
+    named = found.items() if isinstance(found, Mapping) else ()
+    return {name: inner if isinstance(inner, Mapping) else {} for name, inner in named}
+
+
+def kinds(schema: Any) -> set[str]:
     """The JSON types that a schema admits by name; empty: it does not say."""
-    found = schema.get("type", ())
-    named = {found} if isinstance(found, str) else set(found)
-    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        named |= kinds(part)
+    if not isinstance(schema, Mapping):
+        return set()
+    found = schema.get("type")
+    named = {one for one in (found if isinstance(found, list) else [found]) if isinstance(one, str)}
+    for key in ("anyOf", "oneOf"):
+        parts = schema.get(key)
+        for part in parts if isinstance(parts, list) else ():
+            named |= kinds(part)
     return named
 
 

@@ -52,6 +52,7 @@ def test_sampling_takes_every_parameter():
         ({"stop": ""}, "at least 1"),
         ({"tools": [tool("a"), tool("a")]}, "different names"),
         ({"tools": [tool("a b")]}, "pattern"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "an object"),
         ({"tool_choice": "required"}, "needs tools"),
         ({"tools": [tool("weather")], "tool_choice": named("wether")}, 'Did you mean "weather"'),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),

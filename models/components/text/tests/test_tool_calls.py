@@ -121,3 +121,19 @@ def test_values_without_quotes_get_the_type_of_their_schema(key, value, meant):
     text = f"<tool_call><function=weather><parameter={key}>\n{value}\n</parameter></function></tool_call>"
     said, (call,) = read(XmlMarkup(), text)
     assert (said, json.loads(call.arguments)) == ("", {key: meant})
+
+
+ODD = [
+    {"properties": []},
+    {"properties": {"a": True, "b": {"type": 3}, "c": {"type": ["string", {}], "anyOf": 5}}},
+    {"properties": {"a": {"type": "string", "enum": [1, None]}}, "required": 7},
+    {"properties": {"a": {"anyOf": [True, {"oneOf": [{"type": "string"}]}]}}},
+]
+
+
+@pytest.mark.parametrize("schema", ODD)
+@pytest.mark.parametrize("markup", [JsonMarkup(), XmlMarkup()])
+def test_odd_schemas_break_nothing(markup, schema):
+    assert markup.lark("odd", schema)
+    for body in ('{"name": "odd", "arguments": {"a": 1}}', "<function=odd><parameter=a>1</parameter></function>"):
+        markup.parse(body, {"odd": schema})
