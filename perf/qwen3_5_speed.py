@@ -3,7 +3,9 @@
     python -m perf.qwen3_5_speed [--dtype float32] [--layers 24] [--repeats 3]
 
 Three questions, each asked of both sides in turn: output tokens a second of one request, of sixteen (transformers one
-after another, ours at once), and the time to the first token of a long prompt. Prints medians and their ratios.
+after another, ours at once), and the time to the first token of a long prompt. Prints medians and their ratios, by the
+clock and by the processor time of this process: on a machine that others use, with one thread, the second is the one
+that says something.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from models.components.text.conversation import ChatTokenizer
@@ -59,17 +61,22 @@ DIMS: dict[str, Any] = {
         "mrope_section": [11, 11, 10],
     },
 }
-ROWS, PROMPT, NEW, LONG = 16, 32, 24, 2000
+ROWS, PROMPT, LONG = 16, 32, 2000
 
 
 def reference(layers: int, dtype: torch.dtype) -> Qwen3_5ForCausalLM:
     config = Qwen3_5TextConfig(**DIMS, num_hidden_layers=layers)
-    model = Qwen3_5ForCausalLM(config).eval().requires_grad_(False)
-    nn.Module.to(model, dtype)
+    with no_init_weights():
+        model: Any = Qwen3_5ForCausalLM(config)
+    model.tie_weights()
+    model = model.to(dtype).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in sorted(model.named_parameters()):
         if parameter.dim() > 1:
-            parameter.normal_(0, 0.02 if "embed" in name else parameter[0].numel() ** -0.5, generator=generator)
+            scale = 0.02 if "embed" in name else parameter[0].numel() ** -0.5
+            parameter.uniform_(-(3**0.5) * scale, 3**0.5 * scale, generator=generator)
+        else:
+            parameter.fill_(1.0 if "linear_attn.norm" in name else 0.0)
     return model
 
 
@@ -100,34 +107,46 @@ def text(count: int, seed: int) -> str:
     return "".join(chr(97 + (i * 7 + seed * 11 + i * i % 5) % 26) for i in range(count))
 
 
+class Time(NamedTuple):
+    """Seconds: by the clock, and of this process on all cores."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Time:
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self) -> Time:
+        now = self.now()
+        return Time(now.wall - self.wall, now.cpu - self.cpu)
+
+
 class Ours:
     """The port behind the engine."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.engine, self.asked = Engine([loaded]), 0
 
-    async def ask(self, prompt: str, new: int) -> float:
-        """Seconds to the first token."""
+    async def ask(self, prompt: str, new: int) -> None:
         self.asked += 1
-        wanted = {"max_tokens": new, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        knobs = QwenTextKnobs.model_validate(wanted)
-        began, first = time.perf_counter(), 0.0
-        handle = await self.engine.submit(
-            CARDS[0].key, Task("generate", {"text": prompt}, knobs), request_id=str(self.asked)
-        )
-        async for output in handle:
-            if output.port == "text" and not first:
-                first = time.perf_counter() - began
-        return first
+        fields = {"max_tokens": new, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        task = Task("generate", {"text": prompt}, QwenTextKnobs.model_validate(fields))
+        handle = await self.engine.submit(CARDS[0].key, task, request_id=str(self.asked))
+        async for _ in handle:
+            pass
 
-    async def rate(self, rows: int) -> float:
-        """Output tokens a second of so many requests at once."""
-        began, seed = time.perf_counter(), self.asked
-        await asyncio.gather(*(self.ask(text(PROMPT, seed + i), NEW) for i in range(rows)))
-        return rows * NEW / (time.perf_counter() - began)
+    async def rate(self, rows: int, new: int) -> Time:
+        """Of so many requests at once, for each of their tokens."""
+        began, seed = Time.now(), self.asked
+        await asyncio.gather(*(self.ask(text(PROMPT, seed + i), new) for i in range(rows)))
+        return Time(*(one / (rows * new) for one in began.since()))
 
-    async def first(self) -> float:
-        return await self.ask(text(LONG, self.asked), 1)
+    async def first(self) -> Time:
+        """Of a long prompt's first token."""
+        began = Time.now()
+        await self.ask(text(LONG, self.asked), 1)
+        return began.since()
 
 
 class Theirs:
@@ -142,45 +161,45 @@ class Theirs:
         options = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
         return self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
-    def rate(self) -> float:
-        """Output tokens a second, one request after another."""
-        began = time.perf_counter()
-        self.ask(PROMPT, NEW)
-        return NEW / (time.perf_counter() - began)
+    def rate(self, new: int) -> Time:
+        """Of one request, for each of its tokens."""
+        began = Time.now()
+        self.ask(PROMPT, new)
+        return Time(*(one / new for one in began.since()))
 
-    def first(self) -> float:
-        began = time.perf_counter()
+    def first(self) -> Time:
+        began = Time.now()
         self.ask(LONG, 1)
-        return time.perf_counter() - began
+        return began.since()
 
 
-def told(name: str, ours: list[float], theirs: list[float], unit: str, faster: Callable[[float, float], float]) -> None:
-    mine, other = statistics.median(ours), statistics.median(theirs)
-    print(
-        f"{name:28} ours {mine:8.2f} {unit}   transformers {other:8.2f} {unit}   {faster(mine, other):.2f} x",
-        flush=True,
-    )
+def told(name: str, ours: list[Time], theirs: list[Time]) -> None:
+    """One line: seconds of both sides, and how many times theirs is ours."""
+    for what, place in (("clock", 0), ("processor", 1)):
+        mine, other = (statistics.median(one[place] for one in side) for side in (ours, theirs))
+        print(
+            f"{name:24} {what:10} ours {mine:8.3f} s   transformers {other:8.3f} s   {other / mine:5.2f} x", flush=True
+        )
 
 
-async def measure(ours: Ours, theirs: Theirs, repeats: int, long: int) -> None:
+async def measure(ours: Ours, theirs: Theirs, repeats: int, new: int, long: int) -> None:
     """Both sides in turn, after a short round of each that is not counted."""
     await ours.engine.start()
     try:
         await ours.ask(text(8, 999), 2)
         theirs.ask(8, 2)
-        rates = [(await ours.rate(1), theirs.rate(), await ours.rate(ROWS)) for _ in range(repeats)]
-        alone, after, together = (list(column) for column in zip(*rates, strict=True))
-        told("one request", alone, after, "tokens/s", lambda mine, other: mine / other)
-        told("sixteen requests", together, after, "tokens/s", lambda mine, other: mine / other)
+        alone: list[Time] = []
+        together: list[Time] = []
+        after: list[Time] = []
+        for _ in range(repeats):
+            alone.append(await ours.rate(1, new))
+            after.append(theirs.rate(new))
+            told("one request, a token", alone, after)
+            together.append(await ours.rate(ROWS, new))
+            told("sixteen, a token", together, after)
         firsts = [(await ours.first(), theirs.first()) for _ in range(long)]
         if firsts:
-            told(
-                f"first of {LONG} tokens",
-                [o for o, _ in firsts],
-                [t for _, t in firsts],
-                "s",
-                lambda mine, other: other / mine,
-            )
+            told(f"first of {LONG} tokens", [one for one, _ in firsts], [one for _, one in firsts])
     finally:
         await ours.engine.stop()
 
@@ -190,6 +209,7 @@ def main() -> None:
     asked.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     asked.add_argument("--layers", type=int, default=24)
     asked.add_argument("--repeats", type=int, default=3)
+    asked.add_argument("--new", type=int, default=48, help="tokens of an answer")
     asked.add_argument("--long", type=int, default=1, help="repeats of the long prompt")
     given = asked.parse_args()
     dtype = getattr(torch, given.dtype)
@@ -197,7 +217,7 @@ def main() -> None:
     loaded = port(model, given.layers, dtype)
     print(f"{given.dtype}, {given.layers} layers, {torch.get_num_threads()} threads", flush=True)
     made: Any = loaded.model
-    asyncio.run(measure(Ours(loaded), Theirs(model, made.tokenizer), given.repeats, given.long))
+    asyncio.run(measure(Ours(loaded), Theirs(model, made.tokenizer), given.repeats, given.new, given.long))
 
 
 if __name__ == "__main__":

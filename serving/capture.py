@@ -62,6 +62,12 @@ class Runner:
             frame.slots[len(index) :] = 0
         return frame
 
+    @property
+    def nbytes(self) -> int:
+        """Of all buffer sets."""
+        frames = [frame for pair in list(self._frames.values()) for frame in pair]
+        return sum(frame.slots.nbytes + sum(one.nbytes for one in frame.buffers.values()) for frame in frames)
+
     def _bucket(self, rows: int, units: int) -> tuple[int, int] | None:
         for bucket in self.buckets:
             if rows <= bucket[0] and units <= bucket[1]:

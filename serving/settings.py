@@ -98,6 +98,7 @@ class ServerSettings(BaseSettings):
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     media: MediaOptions = MediaOptions()
+    memory_bytes: Count | None = None  # most that all models together may hold on their device
     weights: Path | None = None  # folder of real weights that no package ships
     cache: Path | None = None  # folder of converted weights
 

@@ -13,14 +13,13 @@ from models.chatterbox import media, s3gen_weights, stream, watermark, weights
 from models.chatterbox.conditioning import Conditionals, GenPart, T3Part, Voices
 from models.chatterbox.config import SAMPLE_RATE, VARIANTS, Variant
 from models.chatterbox.graph import ChatterboxPort
+from models.chatterbox.modules import Chatterbox
 from models.chatterbox.request import Deployment
-from models.chatterbox.s3gen import S3Gen
 from models.chatterbox.s3gen_config import TURBO, S3GenConfig
 from models.chatterbox.s3gen_nodes import FlowNode, Mark, VocoderNode
 from models.chatterbox.stream import StreamPlan
 from models.chatterbox.t3 import T3
 from models.chatterbox.tokenizer import English, Multilingual, Tokenizer, Turbo
-from models.chatterbox.voice_encoder import VoiceEncoder
 from models.chatterbox.voice_prompt import prompt, prompt_tokens
 from models.weights.sources import Hub, Local, fetch
 from serving.core.contract import Audio, Edge, Node, Options, Resource
@@ -42,10 +41,9 @@ EXACT, PADDED = 1, 16  # tokens to whose multiples a solve is padded; 1 gives th
 class Speech:
     """`models.chatterbox.graph.Synthesiser`: S3Gen behind T3, and clips to voices."""
 
-    def __init__(
-        self, net: S3Gen, speaker: VoiceEncoder, variant: Variant, plan: StreamPlan, options: Options, d: Deployment
-    ) -> None:
-        self.net, self.speaker, self.variant = net, speaker, variant
+    def __init__(self, nets: Chatterbox, variant: Variant, plan: StreamPlan, options: Options, d: Deployment) -> None:
+        self.net, self.speaker, self.variant = nets.s3gen, nets.speaker, variant
+        net = nets.s3gen
         meanflow = net.flow.decoder.meanflow
         bucket = EXACT if plan.whole or options.numerics == "invariant" else PADDED
         rows = d.s3gen_max_batch_size
@@ -54,7 +52,7 @@ class Speech:
         self.nodes: Sequence[Node] = (flow, VocoderNode(net.mel2wav, meanflow, plan, options.rows, rows, mark))
         self.edges: Sequence[Edge] = stream.edges(plan)
         self.resources: dict[str, Resource] = {}
-        self.modules: dict[str, nn.Module] = {"s3gen": net, "speaker": speaker}
+        self.modules: dict[str, nn.Module] = {"s3gen": net, "speaker": nets.speaker}
 
     @torch.inference_mode()
     def voice(self, audio: Audio) -> Conditionals:
@@ -76,13 +74,19 @@ def marker(options: Options) -> Mark | None:
 def load_port(key: str, options: Options) -> ChatterboxPort:
     """The port of a key. Raises `SetupError`."""
     folder, variant, d = folder_of(key, options), VARIANTS[key], Deployment(**options.model)
-    dtype = getattr(torch, d.t3_dtype)
-    net = weights.load_t3(weights.read(folder / variant.t3_file), dtype).to(options.device)
-    speaker = weights.load_speaker(weights.read(folder / variant.speaker_file)).to(options.device)
-    s3gen = s3gen_weights.s3gen(weights.read(folder / S3GEN_FILES[key]), sizes_of(folder, net)).to(options.device)
-    synthesiser = Speech(s3gen, speaker, variant, plan_of(variant, d), options, d)
+    nets = networks(key, folder, getattr(torch, d.t3_dtype)).to(options.device)
+    synthesiser = Speech(nets, variant, plan_of(variant, d), options, d)
     voices = Voices.find(folder, d.voices_dir)
-    return ChatterboxPort(variant, net, tokenizer_of(key, folder), voices, synthesiser, options, d)
+    return ChatterboxPort(variant, nets.t3, tokenizer_of(key, folder), voices, synthesiser, options, d)
+
+
+def networks(key: str, folder: Path, dtype: torch.dtype = torch.float32) -> Chatterbox:
+    """Every network of a checkpoint; T3 in `dtype`."""
+    variant = VARIANTS[key]
+    t3 = weights.load_t3(weights.read(folder / variant.t3_file), dtype)
+    speaker = weights.load_speaker(weights.read(folder / variant.speaker_file))
+    s3gen = s3gen_weights.s3gen(weights.read(folder / S3GEN_FILES[key]), sizes_of(folder, t3))
+    return Chatterbox(t3, speaker, s3gen)
 
 
 def folder_of(key: str, options: Options) -> Path:

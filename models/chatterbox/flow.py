@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.chatterbox.flow_encoder import Encoder
-from models.chatterbox.flow_estimator import Estimator
+from models.chatterbox.flow_estimator import Estimator, Sight
 from models.chatterbox.s3gen_config import MELS, SPEECH_TOKENS, S3GenConfig
 
 GUIDANCE = 0.7  # of plain flow; mean flow has been distilled with it
@@ -41,17 +41,17 @@ class Solver(nn.Module):
         even = torch.linspace(0, 1, steps + 1, device=self.estimator.final_proj.weight.device)
         return even if self.meanflow else 1 - torch.cos(even * 0.5 * torch.pi)
 
-    def forward(self, x: Tensor, around: Tensor, real: Tensor, steps: int, whole: bool) -> Tensor:
-        """x [B, 80, T] is noise; around [B, 240, T]; real [B, T] -> mel [B, 80, T]."""
+    def forward(self, x: Tensor, around: Tensor, sight: Sight, steps: int) -> Tensor:
+        """x [B, 80, T] is noise; around [B, 240, T] -> mel [B, 80, T]."""
         rows, span = len(x), self.schedule(steps)
         if not self.meanflow:
-            around, real = torch.cat([around, torch.zeros_like(around)]), torch.cat([real, real])
+            around, sight = torch.cat([around, torch.zeros_like(around)]), sight.twice()
         for t, r in pairwise(span):
             time = self.estimator.time(t.expand(len(around)), r.expand(len(around)))
             if self.meanflow:
-                velocity = self.estimator(x, around, time, real, whole)
+                velocity = self.estimator(x, around, time, sight)
             else:
-                cond, uncond = self.estimator(torch.cat([x, x]), around, time, real, whole).split(rows)
+                cond, uncond = self.estimator(torch.cat([x, x]), around, time, sight).split(rows)
                 velocity = (1.0 + GUIDANCE) * cond - GUIDANCE * uncond
             x = x + (r - t) * velocity
         return x
@@ -82,4 +82,4 @@ class Flow(nn.Module):
         real = torch.arange(frames, device=mu.device) < w.kept[:, None]
         if not w.whole:
             around = around * real[:, None]
-        return self.decoder(w.noise, around, real, steps, w.whole)
+        return self.decoder(w.noise, around, Sight.of(real, w.whole), steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,40 @@ def times(t: Tensor, width: int) -> Tensor:
     rates = torch.exp(torch.arange(width // 2, device=t.device).float() * -(math.log(10000) / (width // 2 - 1)))
     angles = 1000 * t[:, None] * rates[None]
     return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+class Sight(NamedTuple):
+    """Which frames of a padded solve are real. Nothing is set where all of them are."""
+
+    mask: Tensor | None = None  # [B, 1, T], 1 or 0
+    counts: tuple[int, ...] | None = None  # on a CPU: a row's keys are cut off there, which is faster than masking
+
+    @classmethod
+    def of(cls, real: Tensor, whole: bool) -> Sight:
+        """From `real` [B, T]; `whole` says that all of it is True."""
+        if whole:
+            return cls()
+        counts = tuple(real.sum(1).tolist()) if real.device.type == "cpu" else None
+        return cls(real[:, None].float(), counts)
+
+    def twice(self) -> Sight:
+        """For a batch of the rows and the rows again."""
+        if self.mask is None:
+            return self
+        return Sight(self.mask.repeat(2, 1, 1), None if self.counts is None else self.counts * 2)
+
+
+ALL = Sight()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
+    """Attention of q [B, H, T, D] over the real keys."""
+    if sight.mask is None:
+        return dense(q, k, v)
+    if sight.counts is None:
+        return dense(q, k, v, mask=sight.mask[:, None] > 0)
+    rows = zip(q.split(1), k.split(1), v.split(1), sight.counts, strict=True)
+    return torch.cat([dense(qi, ki[:, :, :n], vi[:, :, :n]) for qi, ki, vi, n in rows])
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -75,11 +110,11 @@ class Attention(nn.Module):
         self.to_v = nn.Linear(width, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, width)])
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """x [B, T, C]; `seen` [B, 1, 1, T] is True where a key is real."""
+    def forward(self, x: Tensor, sight: Sight) -> Tensor:
+        """x [B, T, C]."""
         b, t, _ = x.shape
         q, k, v = (to(x).view(b, t, self.heads, -1).transpose(1, 2) for to in (self.to_q, self.to_k, self.to_v))
-        return self.to_out[0](dense(q, k, v, mask=seen).transpose(1, 2).reshape(b, t, -1))
+        return self.to_out[0](attend(q, k, v, sight).transpose(1, 2).reshape(b, t, -1))
 
 
 class Expand(nn.Module):
@@ -111,8 +146,8 @@ class Transformer(nn.Module):
         self.attn1 = Attention(c.channels, c.heads, c.head_width)
         self.ff = FeedForward(c.channels)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        x = self.attn1(self.norm1(x), seen) + x
+    def forward(self, x: Tensor, sight: Sight) -> Tensor:
+        x = self.attn1(self.norm1(x), sight) + x
         return self.ff(self.norm3(x)) + x
 
 
@@ -124,12 +159,12 @@ class Stage(nn.ModuleList):
         parts: list[nn.Module] = [Resnet(inputs, c.channels, 4 * c.channels), layers]
         super().__init__([*parts, CausalConv(c.channels, c.channels)] if conv else parts)
 
-    def forward(self, x: Tensor, time: Tensor, mask: Tensor | None, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, time: Tensor, sight: Sight) -> Tensor:
         """Everything but the convolution: [B, C, T] -> [B, channels, T]."""
         resnet, layers = self[0], self[1]
-        x = resnet(x, time, mask).transpose(1, 2).contiguous()
+        x = resnet(x, time, sight.mask).transpose(1, 2).contiguous()
         for layer in layers:  # type: ignore[attr-defined]
-            x = layer(x, seen)
+            x = layer(x, sight)
         return x.transpose(1, 2).contiguous()
 
 
@@ -163,15 +198,13 @@ class Estimator(nn.Module):
             return start
         return self.time_embed_mixer(torch.cat([start, self.time_mlp(times(r, INPUTS))], 1))
 
-    def forward(self, x: Tensor, around: Tensor, time: Tensor, real: Tensor, whole: bool) -> Tensor:
-        """x [B, 80, T], around [B, 240, T] (encoder, speaker, prompt), `real` [B, T]; `whole`: all of it is True."""
-        seen = real[:, None, None]
-        mask = None if whole else real[:, None].to(x.dtype)
-        down, up = self.down_blocks[0], self.up_blocks[0]
-        x = skip = down(torch.cat([x, around], 1), time, mask, seen)
+    def forward(self, x: Tensor, around: Tensor, time: Tensor, sight: Sight = ALL) -> Tensor:
+        """x [B, 80, T], around [B, 240, T]: what the encoder says, the speaker, the prompt's mel."""
+        mask, down, up = sight.mask, self.down_blocks[0], self.up_blocks[0]
+        x = skip = down(torch.cat([x, around], 1), time, sight)
         x = down[2](masked(x, mask))  # type: ignore[index]
         for stage in self.mid_blocks:
-            x = stage(x, time, mask, seen)
-        x = up(torch.cat([x, skip], 1), time, mask, seen)
+            x = stage(x, time, sight)
+        x = up(torch.cat([x, skip], 1), time, sight)
         x = up[2](masked(x, mask))  # type: ignore[index]
         return masked(self.final_proj(masked(self.final_block(x, mask), mask)), mask)

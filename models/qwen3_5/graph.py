@@ -33,6 +33,7 @@ WALKS = {"answer": ("decoder",)}
 CONTEXT = 8192  # tokens of a request where a deployment sets no other `context`
 BUDGET = 512  # tokens a step: what a chunk of a prompt may hold back the rows that speak
 PAGE = 64
+EXPECTED = 128  # tokens of an answer for which room is made at admission, where the pool admits what is expected
 SNAPSHOTS = 16  # recurrent states kept for prompts that begin alike, where a deployment gives no bytes
 
 
@@ -130,7 +131,7 @@ class Qwen35Port:
             "answer",
             {"decoder.prompt": Packed.one(turn.prompt)},
             turn,
-            needs={"kv": Need(len(turn.prompt) + turn.limit)},
+            needs={"kv": Need(len(turn.prompt) + turn.limit, expected=len(turn.prompt) + min(turn.limit, EXPECTED))},
             prefix=prefix,
         )
 

@@ -43,7 +43,7 @@ class WhisperPort:
         assert isinstance(sampler, Sampler)
         self.profile = profile_of(options)
         quick = QuickEncoder(net.encoder) if self.profile.quick else None
-        head = quick_head(net.decoder.head) if self.profile.quick else None
+        head = quick_head(net.decoder.head, tokenizer.timestamps) if self.profile.quick else None
         nodes = (
             Encoder(config, net, windows, quick),
             Decoder(config, net, tokenizer, sampler, options.rows, options.device, head),

@@ -1,7 +1,8 @@
-"""Logits on a CPU, quicker: all of the vocabulary by products of 8-bit integers, the likeliest again in float32.
+"""Logits on a CPU, quicker: text by products of 8-bit integers, the likeliest of it again in float32.
 
 One token at a time, a decoder reads its whole vocabulary's weights at each step; as bytes they are a quarter. Integer
-sums are exact, and each row is quantised by itself, so a row's logits do not depend on the rows beside it.
+sums are exact, and each row is quantised by itself, so a row's text does not depend on the rows beside it. Timestamps,
+which are few and whose sum decides, are float32.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ PAD = 8  # columns added, of which two hold the ends of the range that is quanti
 
 
 class QuickHead:
-    """Callable, hidden [T, D] to logits [T, V]. The weight may not change once this is made."""
+    """Callable, hidden [T, D] to logits [T, V], V from `stamps` on in float32. The weight may not change any more."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight.detach()
-        padded = F.pad(self.weight, (0, PAD))
-        scales = (self.weight.abs().amax(1) / 127).double()
+    def __init__(self, weight: Tensor, stamps: int) -> None:
+        self.weight, self.stamps = weight.detach(), stamps
+        text = self.weight[:stamps]
+        padded, scales = F.pad(text, (0, PAD)), (text.abs().amax(1) / 127).double()
         before = torch.backends.quantized.engine
         torch.backends.quantized.engine = ENGINE  # what packs the weights; what runs them is what packed them
         try:
@@ -39,12 +40,15 @@ class QuickHead:
         largest = x.abs().amax(-1, keepdim=True)
         unit = F.pad(x / largest, (0, PAD))
         unit[:, -2], unit[:, -1] = -1.0, 1.0
-        logits = torch.ops.quantized.linear_dynamic(unit, self.packed, True).mul_(largest)
-        best = logits.topk(AGAIN, sorted=False).indices
-        exact = (self.weight[best] * x[:, None]).sum(-1)  # a product of one row takes another kernel
-        return logits.scatter_(1, best, exact)
+        out = x.new_empty(len(x), len(self.weight))
+        text, times = out[:, : self.stamps], out[:, self.stamps :]
+        torch.mul(torch.ops.quantized.linear_dynamic(unit, self.packed, True), largest, out=text)
+        best = text.topk(AGAIN, sorted=False).indices
+        text.scatter_(1, best, (self.weight[best] * x[:, None]).sum(-1))  # a product of one row takes another kernel
+        times.copy_(F.linear(x, self.weight[self.stamps :]))
+        return out
 
 
-def quick_head(head: nn.Linear) -> Callable[[Tensor], Tensor]:
+def quick_head(head: nn.Linear, stamps: int) -> Callable[[Tensor], Tensor]:
     """The quick head where torch was built for it; elsewhere the plain one."""
-    return QuickHead(head.weight) if ENGINE in torch.backends.quantized.supported_engines else head
+    return QuickHead(head.weight, stamps) if ENGINE in torch.backends.quantized.supported_engines else head

@@ -51,6 +51,7 @@ class Encoder(Node):
 
     name = "encoder"
     writes = ("cross_kv",)
+    preempt = "offload"
 
     def __init__(self, config: WhisperConfig, net: Whisper, windows: int, quick: QuickEncoder | None = None) -> None:
         self.config, self.net, self.quick = config, net, quick
@@ -99,6 +100,8 @@ class Decoder(Node):
     name = "decoder"
     reads = ("cross_kv",)
     writes = ("decoder_kv", "sampler")
+    preempt = "offload"
+    tables = ("last", "silence", "left", *(f"rules.{name}" for name in RuleTables.TABLES))
 
     def __init__(
         self,
@@ -174,6 +177,7 @@ class Aligner(Node):
     name = "aligner"
     reads = ("cross_kv",)
     writes = ("align_kv",)
+    preempt = "offload"
 
     def __init__(self, config: WhisperConfig, net: Whisper, eot: int) -> None:
         self.net, self.eot = net.decoder, eot

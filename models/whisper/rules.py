@@ -47,6 +47,8 @@ def only(ids: Sequence[int], vocab: int) -> Rules:
 class RuleTables:
     """The rules of every slot and where its transcript stands; slot 0 is the sink."""
 
+    TABLES = ("banned", "no_blank", "timed", "stamped", "stamped_before", "count", "stamp", "first_most")
+
     def __init__(self, tokenizer: Tokenizer, slots: int, vocab: int, device: str = "cpu") -> None:
         self.eot, self.begin = tokenizer.eot, tokenizer.timestamps
         self.blanks = torch.tensor(tokenizer.blanks, device=device)

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
+from models.qwen3_5 import graph
 from models.qwen3_5.tests import tiny
 from models.qwen3_5.tests.running import answer, answered, empty, engine_of, user
 from serving.errors import Cancelled
@@ -37,8 +38,8 @@ def expected():
 
 @pytest.fixture
 def port(folder):
-    def load(numerics="invariant", page_size=1024, context=512, **options):
-        resources = {"kv": {"page_size": page_size}}
+    def load(numerics="invariant", page_size=1024, context=512, pages=None, **options):
+        resources = {"kv": {"page_size": page_size} | ({"pages": pages} if pages else {})}
         return tiny.port(folder, numerics=numerics, resources=resources, model={"context": context, **options})
 
     return load
@@ -117,6 +118,28 @@ def test_sampled_tokens_follow_the_seed_alone(key, port):
     together = answered(made, EIGHT, numerics="invariant", **warm)
     assert bits(together)[:3] == [bits(answered(made, [one], numerics="invariant", **warm))[0] for one in EIGHT[:3]]
     assert len({tuple(found.ids) for found in together}) == len(EIGHT)
+
+
+def test_rows_that_make_room_go_on_as_if_nothing_had_been(key, port):
+    """Pages for three of the eight answers: rows leave, and are computed again when there is room."""
+    plain, tight = port(page_size=512), port(page_size=8, pages=60, context=256)
+    long = {"max_tokens": 80, "logprobs": True}
+    expected = answered(plain, EIGHT, numerics="invariant", **long)
+
+    async def run():
+        engine = engine_of(tight, numerics="invariant", admission={"kv": "expected"})
+        await engine.start()
+        try:
+            asked = [answer(engine, one, f"chat-{i}", **long) for i, one in enumerate(EIGHT)]
+            return await asyncio.gather(*asked), engine.stats()
+        finally:
+            await engine.stop()
+
+    with mock.patch.object(graph, "EXPECTED", 8):
+        found, stats = asyncio.run(run())
+    assert sum(stats["preemptions"].values()) > 0
+    assert bits(found) == bits(expected)
+    assert [one.text for one in found] == [one.text for one in expected]
 
 
 async def leave(engine, messages, name):

@@ -105,6 +105,16 @@ async def run(made: Engine, key: str, task: Task, seed: int = 1) -> dict[str, ob
     return joined([output async for output in handle])
 
 
+async def unsettled(made: Engine, key: str, tasks: list[Task]) -> list[dict[str, object]]:
+    """All together, and every few steps whoever can has to leave the device and come back."""
+    running = asyncio.create_task(together(made, key, tasks))
+    while not running.done():
+        for name in await made.ask(lambda: list(made._requests._all)):
+            await made.ask(lambda name=name: made.preempt(name))
+        await asyncio.sleep(0.03)
+    return await running
+
+
 async def alone(made: Engine, key: str, tasks: list[Task]) -> list[dict[str, object]]:
     return [await run(made, key, task) for task in tasks]
 

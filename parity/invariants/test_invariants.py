@@ -2,11 +2,14 @@
 
 import asyncio
 
+import httpx
 import numpy as np
 import pytest
 
 from models import registry
-from parity.invariants.kit import alone, engine, keys, numbers, tasks, together
+from oracles.speech import clips
+from parity.invariants.kit import alone, engine, keys, numbers, tasks, together, unsettled
+from perf.launch import running, toolkit
 from serving.errors import Cancelled
 
 every_key = pytest.mark.parametrize("key", keys())
@@ -31,6 +34,56 @@ async def test_a_seed_is_the_same_in_another_engine(key):
     work = tasks(key)[:2]
     async with engine(key, rows=3) as first, engine(key, rows=8) as second:
         assert await alone(first, key, work) == await alone(second, key, work)
+
+
+@pytest.mark.parametrize("key", ["toy", "whisper_tiny_en"])
+async def test_a_request_that_makes_room_and_comes_back_is_the_request_alone(key):
+    work = tasks(key)[:4]
+    async with engine(key) as made:
+        expected = await alone(made, key, work)
+        assert await unsettled(made, key, work) == expected
+        assert made.stats()["preemptions"][key] > len(work)
+
+
+async def test_toy_computes_again_what_it_gave_up():
+    """The other way back: from the prompt and what was said."""
+    work = [task for task in tasks("toy") if task.kind == "speak"]
+    async with engine("toy", model={"preempt": "recompute"}) as made:
+        assert await unsettled(made, "toy", work) == await alone(made, "toy", work)
+
+
+async def test_toy_that_was_heard_before_is_itself():
+    """A hit in the prefix cache and a miss, and pages shared between requests that run at once."""
+    work = [task for task in tasks("toy") if task.kind == "speak"]
+    async with engine("toy") as made:
+        first = await alone(made, "toy", work)
+        missed = made.stats()["reused_tokens"]["toy"]
+        assert await together(made, "toy", work * 2) == first * 2
+        assert made.stats()["reused_tokens"]["toy"] > missed
+
+
+def _speech(server):
+    fields = {"model": "toy", "input": "Two of a kind. One more.", "voice": "low", "seed": 5, "response_format": "pcm"}
+    return server.post("/v1/audio/speech", json={**fields, "temperature": 1.0})
+
+
+def _transcription(server):
+    fields = {"model": "whisper_tiny_en", "response_format": "verbose_json"}
+    with open(clips()[0].path, "rb") as sound:
+        return server.post("/v1/audio/transcriptions", data=fields, files={"file": ("clip.wav", sound)})
+
+
+@pytest.mark.parametrize(("key", "ask"), [("toy", _speech), ("whisper_tiny_en", _transcription)])
+def test_two_server_processes_answer_alike(key, ask, tmp_path):
+    answers = []
+    for name in ("first", "second"):
+        with running(toolkit(key, "--numerics", "invariant"), tmp_path / name) as server:
+            with httpx.Client(base_url=server.target.url, timeout=120) as http:
+                answer = ask(http)
+            assert answer.status_code == 200, answer.text
+            answers.append(answer.content)
+    assert answers[0] == answers[1]
+    assert len(answers[0]) > 100
 
 
 @every_key

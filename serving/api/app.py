@@ -86,6 +86,7 @@ def engine_settings(settings: ServerSettings, **overrides: Any) -> Any:
         host_workers=settings.workers,
         queue_timeout=settings.timeouts.queue,
         idle_input_timeout=settings.timeouts.idle_input,
+        memory=settings.memory_bytes,
         **overrides,
     )
 

@@ -105,6 +105,7 @@ class Metrics:
         )
         self.audio_in = Counter("toolkit_audio_in_seconds", "Seconds of audio received.", labels, registry=registry)
         self.audio_out = Counter("toolkit_audio_out_seconds", "Seconds of audio made.", labels, registry=registry)
+        self.tokens = Counter("toolkit_output_tokens", "Tokens of answers in text.", labels, registry=registry)
         self.aborts = Counter("toolkit_aborts", "Requests cancelled by their client.", labels, registry=registry)
         self.full_windows = Counter(
             "toolkit_full_windows",

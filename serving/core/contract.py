@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -169,7 +170,7 @@ class Node:
     buckets: Sequence[tuple[int, int]] = ()  # captured (rows, units), ascending; () = run at the exact size
     budget: float = float("inf")  # most `cost` in one step
     numerics: Mapping[str, Any] = {}  # entered around its steps
-    tables: Sequence[str] = ()  # attributes indexed by slot: what a row that is preempted takes along
+    tables: Sequence[str] = ()  # attributes indexed by slot ("rules.count"): a row that is preempted takes them along
     preempt: str = "never"  # "never" | "offload" | "recompute", a prompt that its piece declares as its `prefix`
 
     def begin(self, row: Row) -> None:
@@ -199,12 +200,12 @@ class Node:
 
     def save(self, row: Row) -> Any:
         """What the node keeps for a row besides its resources and `row.state`: it loses its slot. Host, when idle."""
-        return {name: deepcopy(getattr(self, name)[row.slot]) for name in self.tables}
+        return {name: deepcopy(attrgetter(name)(self)[row.slot]) for name in self.tables}
 
     def restore(self, row: Row, saved: Any) -> None:
         """Put back what `save` returned, in the slot that the row has now."""
         for name, value in saved.items():
-            getattr(self, name)[row.slot] = value
+            attrgetter(name)(self)[row.slot] = value
 
 
 Items = Sequence[int | bytes] | np.ndarray  # one a position: a token id, or the `media_key` of what fills it
@@ -216,6 +217,7 @@ class Resource:
 
     capacity: int  # amount that owners can hold together
     unit = ""  # what the amount counts, for the metrics; nothing where it is one a slot
+    nbytes = 0  # of device memory
     rollback = True  # a failed step can be undone: its rows may run again
     stride = 1  # a beginning that is adopted has a multiple of this length
     replays = False  # running its tokens again gives the same state

@@ -21,6 +21,7 @@ from time import monotonic, thread_time
 from typing import Any, TypeVar
 
 from serving import numerics
+from serving.core import memory
 from serving.core.contract import LoadedModel, Packed, Task
 from serving.core.handoff import Handle, Outbox, call
 from serving.core.lanes import Lane
@@ -48,6 +49,7 @@ class EngineSettings:
     queue_timeout: float = 120.0
     idle_input_timeout: float = 60.0
     session_ttl: float = 300.0
+    memory: int | None = None  # bytes that the models together may hold
     rules: Rules = field(default_factory=Rules)
 
 
@@ -212,6 +214,7 @@ class Engine:
             numerics.probe(modules, options.numerics)
             for node in model.nodes.values():
                 warm(node)
+        memory.check(self.models.values(), self.settings.memory)
 
     def _admissible(self, key: str, request_id: str) -> ModelRun:
         if key not in self.models:

@@ -80,7 +80,7 @@ class Settler:
             step.error = error
             self._failed(step)
             return None
-        if any(seat.inflight > 1 for seat in plan.seats):  # it needs what the step before makes
+        if node.inflight and _goes_on(step, node.inflight[-1]):
             step.previous = node.inflight[-1]
         node.inflight.append(step)
         if cohort is None:
@@ -192,10 +192,17 @@ class Settler:
                 self._requests.fail(seat.piece.request, self._blame(seat, error))
             elif not skipped:
                 self._isolate(seat)
-            elif not (seat.inflight or seat.queued or seat.blocked):
-                self.queue(seat)
+            else:
+                self._requeue(seat)
         if _sticky(error):
             self._die(f"{type(error).__name__}: {error}")
+
+    def _requeue(self, seat: Seat) -> None:
+        """The seat may be planned again once no step holds it: one that does now will be skipped as well."""
+        if seat.inflight and seat.queued:
+            seat.node.withdraw(seat)
+        elif not (seat.inflight or seat.queued or seat.blocked):
+            self.queue(seat)
 
     def _isolate(self, seat: Seat) -> None:
         """The seat's next step runs it alone, once no step holds it."""
@@ -211,6 +218,12 @@ class Settler:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return Overloaded("Out of memory.", code="out_of_memory")
         return StepFailed(f"{seat.node.name} failed: {type(error).__name__}: {error}")
+
+
+def _goes_on(step: Step, before: Step) -> bool:
+    """The step, whose seats are counted as in flight, needs what the one before it makes."""
+    same = step.cohort is not None and before.cohort is step.cohort
+    return same or any(seat.inflight > 1 for seat in step.seats)
 
 
 def _sticky(error: BaseException) -> bool:

@@ -97,6 +97,7 @@ class PagedKV(Resource):
         self.seqs = Sequences(self.pages, page_size, count, max_len, self.ring, device)
         shape = (layers, pages + 1, kv_heads, page_size, head_dim)
         k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.nbytes = k.nbytes + v.nbytes + self.seqs.device.nbytes
         self.pool = Pool(k, v, self.seqs.device, attend_with(attention, numerics))
         self.cache = PrefixCache(self.pages)
         self.seq = np.zeros((slots + 1, len(lanes)), np.int64)  # slot, lane -> sequence
@@ -251,7 +252,7 @@ class PagedKV(Resource):
         found = [len(self.cache.match(keys)) for _, keys in self._keys(content, 1)]
         return range(self.page_size, min(found, default=0) * self.page_size + 1, self.page_size)
 
-    def _keys(self, content: Content, left: int = 0) -> Iterator[tuple[str, list[bytes]]]:
+    def _keys(self, content: Content, left: int = 0) -> Iterator[tuple[str, Iterator[bytes]]]:
         """Each of the content's lanes, by its name here, with its page keys, `left` positions at the end left out."""
         for lane, items in content.items():
             name = self.names[lane_of(self.lanes, lane)]
@@ -260,13 +261,14 @@ class PagedKV(Resource):
     def adopt(self, owner: str, content: Content, length: int) -> None:
         """Begin the owner's empty lanes with shared pages; `length` is one of `known`."""
         for name, keys in self._keys(content):
-            pages = self.cache.match(keys[: length // self.page_size])
+            pages = self.cache.match(itertools.islice(keys, length // self.page_size))
             self.seqs.adopt(self._held[owner].seqs[name], pages)
 
     def publish(self, owner: str, content: Content) -> None:
         """Offer the owner's full pages to later owners; `content` says what its first tokens are, all committed."""
         if self.ring is None:
-            for name, keys in self._keys(content):
+            for name, made in self._keys(content):
+                keys = list(made)
                 table = self.seqs.table[self._held[owner].seqs[name], : len(keys)]
                 self.cache.publish(keys, table.tolist())
 

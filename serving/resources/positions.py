@@ -22,6 +22,8 @@ class Positions(Resource):
     from one past the highest (Qwen2-VL's M-RoPE).
     """
 
+    replays = True  # from the first token on; positions that were given come with media, which no row replays
+
     def __init__(self, *, slots: int, axes: int = 1, lanes: tuple[str, ...] = MAIN) -> None:
         self.capacity, self.axes = slots, axes
         self.lanes = {name: i for i, name in enumerate(lanes)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,16 +19,15 @@ def media_key(media: np.ndarray) -> bytes:
     return hashlib.sha256(head + np.ascontiguousarray(media).tobytes()).digest()
 
 
-def page_keys(content: Items, page_size: int, salt: str) -> list[bytes]:
-    """A SHA-256 key for each full page: of its items and of everything before it.
+def page_keys(content: Items, page_size: int, salt: str) -> Iterator[bytes]:
+    """A SHA-256 key for each full page: of its items and of everything before it; made as they are asked for.
 
     Items are token ids, or a `media_key` for each position that the media fills; the two cannot be confused.
     """
-    keys, parent = [], hashlib.sha256(salt.encode()).digest()
+    parent = hashlib.sha256(salt.encode()).digest()
     for at in range(0, len(content) - page_size + 1, page_size):
         parent = hashlib.sha256(parent + encode(content[at : at + page_size])).digest()
-        keys.append(parent)
-    return keys
+        yield parent
 
 
 def encode(items: Items) -> bytes:
@@ -60,7 +59,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def match(self, keys: Sequence[bytes]) -> list[int]:
+    def match(self, keys: Iterable[bytes]) -> list[int]:
         """The pages of the longest known beginning."""
         found = []
         for key in keys:

@@ -99,6 +99,7 @@ class Sampler(Resource):
         self.subs = {name: i for i, name in enumerate(subs)}
         shape = (len(subs), slots + 1)
         self.numbers = {name: torch.zeros(shape, dtype=torch.float32, device=device) for name in NUMBERS}
+        self.nbytes = sum(table.nbytes for table in self.numbers.values())
         self.flags = np.zeros(shape, np.int64)
         self.keys = np.zeros(shape, np.uint64)
         self.position = np.zeros(slots + 1, np.int64)
@@ -188,6 +189,7 @@ class Sampler(Resource):
         if name not in self._tables:
             shape = (self.slots + 1, width or self.vocab)
             self._tables[name] = torch.zeros(shape, dtype=dtype, device=self.device)
+            self.nbytes += self._tables[name].nbytes
         return self._tables[name]
 
     def range(self, sub: int) -> slice:

@@ -70,6 +70,7 @@ class StateSlots(Resource):
         self.tables = {
             name: torch.zeros((slots + 1, *shape), dtype=dtype, device=device) for name, (shape, dtype) in state.items()
         }
+        self.nbytes = sum(table.nbytes for table in self.tables.values())
         self._slot: dict[str, int | None] = {}  # owner -> its slot
         self._owner: dict[int, str] = {}
         self._parked: dict[str, dict[str, Tensor]] = {}

@@ -14,6 +14,7 @@ import numpy as np
 import openai
 import pytest
 import schemathesis
+import torch
 from hypothesis import HealthCheck, given, settings
 from pydantic import BaseModel, Field
 from schemathesis import GenerationMode
@@ -245,6 +246,38 @@ async def test_clients_that_leave_at_random_moments_leave_nothing(count):
     assert set(statuses) <= {None, 200}
     assert None in statuses
     assert 200 in statuses
+
+
+async def test_a_device_that_is_gone_ends_the_stream_in_band_and_readiness_for_good():
+    model = port.loaded()
+    node = model.model.graph.nodes["lm"]
+    launch, steps = node.launch, iter(range(1000))
+
+    def breaks(b):
+        if b.n and next(steps) > 5:
+            raise torch.AcceleratorError("the device fell off")
+        return launch(b)
+
+    app = build_app([model], ServerSettings())
+    with live(app) as url:
+        node.launch = breaks
+        async with httpx.AsyncClient(base_url=url) as http:
+            assert (await http.get("/health/ready")).status_code == 200
+            asked = [http.post(PATH, json=body(stream=stream, logit_bias={"70": 100})) for stream in (True, False)]
+            streamed, whole = await asyncio.gather(*asked)
+            last = streamed.text.strip().splitlines()[-1].removeprefix("data: ")
+            assert json.loads(last)["error"]["code"] in {"engine_dead", "step_failed"}
+            assert "[DONE]" not in streamed.text
+            assert whole.status_code in {500, 503}
+            wait_for(lambda: app.state.api.engine.state == "dead")
+            for _ in range(3):
+                ready, refused = await http.get("/health/ready"), await http.post(PATH, json=body())
+                assert (ready.status_code, refused.status_code) == (503, 503)
+                assert refused.json()["error"]["code"] == "engine_dead"
+                assert "fell off" in refused.json()["error"]["message"]
+            assert (await http.get("/health/live")).status_code == 200
+            assert "toolkit_ready 0.0" in (await http.get("/metrics")).text
+    assert app.state.api.seats.taken == 0
 
 
 class Thing(BaseModel):

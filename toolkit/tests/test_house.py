@@ -42,7 +42,9 @@ def product(package):
     return [
         path
         for path in (ROOT / package).rglob("*.py")
-        if "tests" not in path.parts and not path.name.startswith(("test_", "conftest"))
+        if "tests" not in path.parts
+        and not path.name.startswith(("test_", "conftest"))
+        and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)  # references' environments
     ]
 
 

@@ -83,8 +83,9 @@ def test_models_that_are_not_pinned_need_a_folder():
 
 
 @asynccontextmanager
-async def serving(key, folder, **options) -> AsyncIterator[httpx.AsyncClient]:
-    made = Options(rows=8, weights=str(folder), model={**SMALL, "watermark": False, **options})
+async def serving(key, folder, numerics="fast", capture="eager", **options) -> AsyncIterator[httpx.AsyncClient]:
+    model = {**SMALL, "watermark": False, **options}
+    made = Options(rows=8, weights=str(folder), numerics=numerics, capture=capture, model=model)
     loaded = [LoadedModel(registry.card(key), made, load_port(key, made))]
     app = build_app(loaded, ServerSettings(), Engine(loaded))
     async with app.router.lifespan_context(app):
@@ -124,6 +125,18 @@ async def test_speech_over_http_alone_and_among_eight(key, folders):
             async for part in answer.aiter_bytes():
                 streamed += part
         assert streamed == alone[0].content
+
+
+@every_key
+@pytest.mark.parametrize("capture", ["eager", pytest.param("static", marks=pytest.mark.nightly)])
+async def test_sound_does_not_depend_on_neighbours_where_that_is_promised(key, capture, folders):
+    fields = [{"seed": i, "input": "Hello. " * (1 + i % 3), "cfg_weight": i % 2 / 2} for i in range(4)]
+    async with serving(key, folders[key], "invariant", stream_first_chunk_tokens=4, stream_chunk_tokens=5) as client:
+        alone = [(await sound(client, key, **one)).content for one in fields]
+    options = {"stream_first_chunk_tokens": 4, "stream_chunk_tokens": 5}
+    async with serving(key, folders[key], "invariant", capture, **options) as client:
+        crowd = await asyncio.gather(*(sound(client, key, **one) for one in fields))
+    assert [one.content for one in crowd] == alone
 
 
 def clip(seconds, rate=16_000):

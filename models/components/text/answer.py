@@ -59,7 +59,8 @@ class ChatAnswer:
         calls: ToolCalls | None = None,
         token_ids: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(vocabulary.pieces)
+        self._pieces = vocabulary.pieces
+        self._detokenizer = Detokenizer(self._pieces)
         self._stops = StopStrings(stops)
         self._reasoning, self._calls, self._token_ids = reasoning, calls, token_ids
         self._spans = _Spans()
@@ -77,7 +78,7 @@ class ChatAnswer:
         text = self._detokenizer.feed(token)
         start = self._read
         self._read += len(text)
-        if logprob is not None and (text or self._detokenizer.pending):
+        if logprob is not None and self._pieces[token]:
             self._spans.waiting.append((start, self._read + self._detokenizer.pending, logprob))
         thought, said = self._split(text) if self._reasoning is not None else ("", text)
         said = self._stops.feed(said)

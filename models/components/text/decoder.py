@@ -44,7 +44,7 @@ class Decoder(Node):
     The resources' labels are "kv", "sampler", "positions" and what `more` names.
     """
 
-    name = "decoder"
+    name, preempt, tables = "decoder", "recompute", ("last", "wants")
 
     def __init__(
         self,

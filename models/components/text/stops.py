@@ -38,8 +38,11 @@ class StopStrings:
 
     def feed(self, text: str) -> str:
         """The text that is safe to send; "" once a stop was found."""
-        if not self.stops or self.found is not None:
-            return "" if self.found is not None else text
+        if self.found is not None:
+            self.cut += len(text)
+            return ""
+        if not self.stops:
+            return text
         text = self._held + text
         if self._whole.search(text):
             return self._end(text)

@@ -113,13 +113,15 @@ class XmlMarkup:
 class ToolCalls:
     """Takes the calls out of text. What looks like one and is none stays text; nothing is lost.
 
-    Blank space around calls is part of their markup.
+    Blank space around calls is part of their markup; what stands before the first of them stays between two texts.
     """
 
     def __init__(self, markup: Markup, tools: Tools) -> None:
         self._markup, self._tools = markup, tools
         self._held = ""
         self._after = False  # a call was the last thing
+        self._gap = ""  # blank space before it
+        self._spoken = False
 
     @property
     def held(self) -> int:
@@ -129,18 +131,19 @@ class ToolCalls:
     def feed(self, text: str) -> tuple[str, list[Call]]:
         """(text, calls) that this text completes. A call comes whole, with its closing tag."""
         if not self._held and not self._after and OPEN[0] not in text and text == text.rstrip():
-            return text, []
+            return self._say(text), []
         text, self._held = self._held + text, ""
         said: list[str] = []
         calls: list[Call] = []
         while (start := text.find(OPEN)) >= 0 and (end := self._end(text, start)) >= 0:
             call = self._markup.parse(text[start + len(OPEN) : end], self._tools)
             end += len(CLOSE)
-            said.append(self._say(text[:end] if call is None else text[:start].rstrip()))
-            text = text[end:]
-            if call is not None:
+            if call is None:
+                said.append(self._say(text[:end]))
+            else:
+                said.append(self._before(text[:start]))
                 calls.append(call)
-                self._after = True
+            text = text[end:]
         sure = text[: start if start >= 0 else len(text) - overlap(text, OPEN)].rstrip()
         self._held = text[len(sure) :]
         return "".join([*said, self._say(sure)]), calls
@@ -157,10 +160,19 @@ class ToolCalls:
             end = text.find(CLOSE, end + 1)
         return end
 
+    def _before(self, text: str) -> str:
+        """What is said of the text before a call."""
+        said = self._say(text.rstrip())
+        if not self._after:
+            self._gap = text[len(text.rstrip()) :] if self._spoken else ""
+        self._after = True
+        return said
+
     def _say(self, text: str) -> str:
         if self._after:
             text = text.lstrip()
-            self._after = not text
+            text, self._after = (self._gap + text, False) if text else ("", True)
+        self._spoken = self._spoken or bool(text)
         return text
 
 

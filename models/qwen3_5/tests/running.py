@@ -32,8 +32,8 @@ def user(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
-def engine_of(port: Qwen35Port, rows: int = 8, numerics: str = "fast", **settings: Any) -> Engine:
-    return Engine([LoadedModel(CARD, Options(rows=rows, numerics=numerics), port)], EngineSettings(**settings))
+def engine_of(port: Qwen35Port, rows: int = 8, numerics: str = "fast", **options: Any) -> Engine:
+    return Engine([LoadedModel(CARD, Options(rows=rows, numerics=numerics, **options), port)], EngineSettings())
 
 
 async def answer(engine: Engine, messages: Messages, request_id: str, **knobs: Any) -> Answer:

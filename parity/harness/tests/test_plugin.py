@@ -327,6 +327,29 @@ def test_toy_controls(oracle, check, bound):
     assert max(test.controls for test in report(project).tests) > 20
 
 
+def test_elsewhere_a_control_that_the_wider_bound_hides_must_still_move_something(project):
+    rewrite(project, platform={"processor": "AbacusInside"})
+    ledger(project, entry(portable=1e9))
+    suite(
+        project,
+        """
+@pytest.mark.parametrize("stuck", [False, True])
+def test_toy_controls(oracle, check, stuck):
+    case = oracle("toy", "tiny")
+    network, _ = toy.loaded()
+    with torch.no_grad():
+        clean = network(case["ids"])
+    def gate():
+        with torch.no_grad():
+            return check.measure(case, "logits", network(case["ids"]))
+    check.controls(network, lambda: clean if stuck else network(case["ids"]), gate)
+""",
+    )
+    done = run(project, "--parity-warn-unused")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*the gate lets these faults through: *wrong epsilon*", "*1 failed*2 portable*"])
+
+
 def test_one_number_is_held_to_the_ledger_too(project):
     text = entry("wer").replace("bound = 0.0\n", 'metric = "wer"\nbound = 0.05\n').replace("float32", "float64")
     ledger(project, entry() + text.replace("portable = 0.0001\n", ""))

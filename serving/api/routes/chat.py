@@ -77,7 +77,7 @@ async def completions(call: Call) -> Response:
                 answers[i].take(output)
     choices = [await _choice(call, i, one, route, rate) for i, one in enumerate(answers)]
     infos = [answer.info for answer in answers]
-    return JSONResponse(shapes.whole(choices, usage(infos), **_prompt_ids(infos[0])))
+    return JSONResponse(shapes.whole(choices, _counted(call, infos), **_prompt_ids(infos[0])))
 
 
 async def _submitted(call: Call, model: LoadedModel, task: Task, route: Chat) -> tuple[list[Handle], int]:
@@ -166,6 +166,13 @@ def _prompt_ids(info: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt_token_ids": info["prompt_token_ids"]} if "prompt_token_ids" in info else {}
 
 
+def _counted(call: Call, infos: list[dict[str, Any]]) -> dict[str, Any]:
+    """The usage of all choices, once they have ended."""
+    tokens = usage(infos)
+    call.api.metrics.tokens.labels(call.exchange.route, call.exchange.model).inc(tokens["completion_tokens"])
+    return tokens
+
+
 async def _streamed(call: Call, handles: list[Handle], route: Chat, shapes: Shapes) -> AsyncGenerator[bytes]:
     """Each choice: its role, what it grows by, its reason to end. Then the usage of all."""
     made = [0] * len(handles)  # tool calls
@@ -185,8 +192,9 @@ async def _streamed(call: Call, handles: list[Handle], route: Chat, shapes: Shap
             elif output.port == "text" and (shown := _grown(output.value, route, made[i])):
                 made[i] += len(output.value.tool_calls)
                 yield sse.event(shapes.chunk(i, **shown))
+    tokens = _counted(call, infos)
     if route.stream_options.include_usage:
-        yield sse.event({**shapes.tokens(usage(infos)), **_prompt_ids(infos[0])})
+        yield sse.event({**shapes.tokens(tokens), **_prompt_ids(infos[0])})
     yield sse.DONE
 
 

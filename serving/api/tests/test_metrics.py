@@ -49,6 +49,17 @@ async def scraped(http):
     return samples((await http.get("/metrics")).text)
 
 
+async def test_tokens_of_answers():
+    facts = Out("info", {"input_tokens": 9, "output_tokens": 4})
+    app, _ = make_app(FakeEngine(lambda task: [facts]), keys=("talker",))
+    asked = {"model": "talker", "messages": [{"role": "user", "content": "Hello"}]}
+    async with client(app) as http:
+        await http.post("/v1/chat/completions", json=asked | {"n": 2})
+        await http.post("/v1/chat/completions", json=asked | {"stream": True})
+        found = await scraped(http)
+    assert found["toolkit_output_tokens_total"] == {labels(route="/v1/chat/completions", model="talker"): 12}
+
+
 async def test_requests_by_route_model_and_status():
     app, _ = speech_app(SECOND, SECOND)
     async with client(app) as http:

@@ -193,7 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.it.requests.append(name, "sound", None)
             self.expected[name] = parrot.heard(self.sounds[name])
         self.it.turn()
-        for _ in range(600):
+        for _ in range(5000):
             moved = self.it.launch()
             unread = [name for name, client in self.clients.items() if client.unread]
             for name in unread:

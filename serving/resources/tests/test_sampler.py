@@ -243,6 +243,7 @@ def test_a_mask_holds_for_its_row_alone_until_it_is_lifted(params):
         sampler.set(slot, params, seed=slot)
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
     logits[:, 5] = 9.0
+    step(sampler, [1, 2, 3])[1](logits)
     sampler.allow(2, words_of(allowed, vocab))
     for _ in range(20):
         tokens = step(sampler, [1, 2, 3])[1](logits).tolist()
@@ -253,6 +254,7 @@ def test_a_mask_holds_for_its_row_alone_until_it_is_lifted(params):
     seen = step(sampler, [1, 2, 3])[1].process(logits)
     assert set(torch.isfinite(seen[1]).nonzero()[:, 0].tolist()) <= set(allowed)
     sampler.allow(2, None)
+    assert step(sampler, [1, 2, 3])[1](logits)[1] == 5 or params.temperature
     greedy = make(slots=3, vocab=vocab)
     greedy.allow(2, words_of(allowed, vocab))
     greedy.bind(2, "next")

@@ -185,15 +185,15 @@ def test_keys_tell_apart_what_differs():
     image = np.zeros((2, 8), np.uint8)
     stem = [1, 2, 3, 4]
     keys = [
-        page_keys([*stem, 5, 6, 7, 8], 4, "main"),
-        page_keys([*stem, 5, 6, 7, 9], 4, "main"),
-        page_keys([*stem, 5, 6, 8, 7], 4, "main"),
-        page_keys([0, *stem[1:], 5, 6, 7, 8], 4, "main"),
-        page_keys([*stem, *[media_key(image)] * 4], 4, "main"),
-        page_keys([*stem, *[media_key(image.astype(np.int8))] * 4], 4, "main"),
-        page_keys([*stem, *[media_key(image.reshape(4, 4))] * 4], 4, "main"),
-        page_keys([*stem, *[media_key(image + np.eye(2, 8, dtype=np.uint8))] * 4], 4, "main"),
-        page_keys([*stem, 5, 6, 7, 8], 4, "other"),
+        list(page_keys([*stem, 5, 6, 7, 8], 4, "main")),
+        list(page_keys([*stem, 5, 6, 7, 9], 4, "main")),
+        list(page_keys([*stem, 5, 6, 8, 7], 4, "main")),
+        list(page_keys([0, *stem[1:], 5, 6, 7, 8], 4, "main")),
+        list(page_keys([*stem, *[media_key(image)] * 4], 4, "main")),
+        list(page_keys([*stem, *[media_key(image.astype(np.int8))] * 4], 4, "main")),
+        list(page_keys([*stem, *[media_key(image.reshape(4, 4))] * 4], 4, "main")),
+        list(page_keys([*stem, *[media_key(image + np.eye(2, 8, dtype=np.uint8))] * 4], 4, "main")),
+        list(page_keys([*stem, 5, 6, 7, 8], 4, "other")),
     ]
     assert len({tuple(key) for key in keys}) == len({key[1] for key in keys}) == len(keys)
     assert keys[0][0] == keys[1][0] == keys[4][0], "the same beginning"

@@ -46,6 +46,21 @@ def test_a_call_survives_every_split(markup, call):
     assert read(markup, text, range(len(text))) == ("I will look.", [CALL, CALL])
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A {}\n{}  B", "A B"),
+        ("A{}\n", "A"),
+        (" {} B {}", "B"),
+        ("A\n\n{}\nB {} C ", "A\n\nB C "),
+    ],
+)
+@pytest.mark.parametrize(("markup", "call"), CASES)
+def test_blank_space_around_calls_goes_but_words_stay_apart(markup, call, text, said):
+    text = text.replace("{}", call)
+    assert read(markup, text)[0] == read(markup, text, range(len(text)))[0] == said
+
+
 PARTS = ["<tool_call>", "</tool_call>", JSON_CALL, XML_CALL, " ", "\n", "a", "<", "tool_call>", "{}"]
 
 
