@@ -23,6 +23,8 @@ from perf.workloads.base import Item
 MOST_WARMUP = 5  # times the warm-up that was asked for: a server that never gets steady is measured all the same
 STEADY = 0.1  # two halves of the last warm-up requests differ by no more than this share in their median
 
+NO_TIME = "not tried: the time budget was over, or gave its target no answer before"
+
 Send = Callable[[Item, Record], Awaitable[None]]
 
 
@@ -119,7 +121,10 @@ class Generator:
         self._cut = ""
 
     async def run(self, watch: Watch, stop: asyncio.Event, label: str = "", repeat: int = 0) -> Point:
-        """Hold the load until every measured request has ended, or until `stop`."""
+        """Hold the load until every measured request has ended, or until `stop`. Without any time nothing is sent."""
+        if self._plan.limit == 0:
+            now = self._clock()
+            return Point(label, self._load, repeat, now, now, now, [], cut=NO_TIME, allotted=0.0)
         async with watch:
             limit = self._clock.loop.call_later(self._plan.limit, self._over) if self._plan.limit is not None else None
             driver = asyncio.create_task(self._drive())

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from perf.budget import Budget
+from perf.budget import ENDING, Budget
 from perf.client.clock import Clock
 from perf.client.http import Dial
 from perf.client.routes import Sender, Target
@@ -144,7 +144,7 @@ class Session:
         done = {(p.label, p.load, p.repeat) for p in run.points}
         turns = [turn for turn in self._order(targets) if (turn[2].target.label, turn[1], turn[0]) not in done]
         if self.settings.budget is not None:
-            ends = self._clock() + self.settings.budget - (time.monotonic() - self.began)
+            ends = self._clock() + (1 - ENDING) * self.settings.budget - (time.monotonic() - self.began)
             cells = [(live.target.label, load) for _, load, live in turns]
             self._budget = Budget(ends, cells, self.settings.verify)
         return turns
