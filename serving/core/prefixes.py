@@ -44,8 +44,8 @@ def end(piece: PieceRun) -> None:
 
 
 def content(piece: PieceRun, prefix: Prefix) -> Content:
-    """The prompt and what its node has said since."""
-    if piece.seats[prefix.node].collect != prefix.grows or not piece.result:
+    """The prompt and what its node has said since, where that is token ids."""
+    if piece.seats[prefix.node].collect != prefix.grows or not piece.result or isinstance(piece.result[0], dict):
         return prefix.content
     said = [int(token) for token in concat(piece.result)]
     return {lane: [*items, *said] for lane, items in prefix.content.items()}
