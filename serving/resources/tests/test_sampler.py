@@ -277,3 +277,11 @@ def test_a_mask_may_change_at_every_step_and_keeps_the_exact_distribution():
         p[allowed] = probabilities(LOGITS)[allowed]
         assert set(drawn[at]) == set(allowed)
         assert len(allowed) == 1 or chi_square(drawn[at], p / p.sum()) > 1e-3
+
+
+def test_a_table_that_a_step_made_can_be_written_between_steps():
+    sampler = Sampler(slots=2, vocab=8)
+    with torch.inference_mode():
+        sampler.table("counts", torch.int32)
+    sampler.set(1, SamplingParams(repetition_penalty=2.0), prompt=[1], output=[2, 2])
+    assert sampler.table("counts", torch.int32)[1, 2] == 2
