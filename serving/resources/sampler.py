@@ -188,7 +188,8 @@ class Sampler(Resource):
         """[slots + 1, width or vocab], made when a request first needs it."""
         if name not in self._tables:
             shape = (self.slots + 1, width or self.vocab)
-            self._tables[name] = torch.zeros(shape, dtype=dtype, device=self.device)
+            with torch.inference_mode(False):  # a step may be the first to ask, and `set` writes between steps
+                self._tables[name] = torch.zeros(shape, dtype=dtype, device=self.device)
             self.nbytes += self._tables[name].nbytes
         return self._tables[name]
 
