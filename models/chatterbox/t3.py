@@ -102,7 +102,7 @@ class Llama(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Embeddings [T, D] at absolute positions [T] to hidden rows [T, D]."""
-        cos, sin = rotation(self.inverse, positions)
+        cos, sin = (part.to(x.dtype) for part in rotation(self.inverse, positions))
         for i, layer in enumerate(self.layers):
             x = layer(x, i, attend, cos, sin)
         return self.norm(x)

@@ -125,6 +125,14 @@ async def test_a_seed_shared_by_all_is_caught(monkeypatch):
         assert await bench.say("Hello", seed=3, **WARM) == await bench.say("Hello", seed=4, **WARM)
 
 
+@every_key
+async def test_half_precision_speaks_too(key):
+    async with Bench(key, numerics="fast", net=tiny.network(key).bfloat16()) as bench:
+        first, again = [await bench.say("Hello there.", seed=2, **WARM) for _ in range(2)]
+    assert first == again
+    assert len(set(first)) > 1
+
+
 async def test_without_guidance_a_request_has_one_lane():
     async with Bench("chatterbox") as bench:
         await bench.say("Hello", cfg_weight=0.0, max_new_tokens=6)
