@@ -145,7 +145,7 @@ HOURS, AS_FLOATS = 3, 3 * 3600 * RATE * 4
 
 @pytest.mark.nightly
 def test_three_hours_are_never_whole_in_memory(key, tmp_path):
-    """Decoded they take 691 MB; the server's peak rises by 105 MB, and what is said at their end is heard."""
+    """Decoded they take 691 MB; the server's peak rises by about 100 MB, and what is said at their end is heard."""
     samples = np.zeros(HOURS * 3600 * RATE, np.int16)
     said = (spoken(1)[0] * 32767).astype(np.int16)
     samples[-len(said) :] = said
