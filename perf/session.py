@@ -32,6 +32,7 @@ from perf.workloads import Workload
 from serving.errors import BadRequest
 
 Say = Callable[[str], None]
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
 Workloads = Workload | Mapping[str, Workload]
 
 
@@ -206,23 +207,25 @@ class Session:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C ends the run and keeps it; a second one is Python's own."""
+        """The first Ctrl-C or SIGTERM ends the run and keeps it, its servers stopped; a second one is Python's own."""
         loop = self._clock.loop
 
-        def end() -> None:
+        def end(which: signal.Signals) -> None:
             self.say("Interrupted: keeping what was measured.")
             self._stop.set()
-            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(which)
 
         try:
-            loop.add_signal_handler(signal.SIGINT, end)
+            for which in ENDINGS:
+                loop.add_signal_handler(which, end, which)
         except (ValueError, NotImplementedError, RuntimeError):
             yield  # not the main thread: whoever owns it decides
             return
         try:
             yield
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for which in ENDINGS:
+                loop.remove_signal_handler(which)
 
     def _config(self, targets: Sequence[Running], resume: Run | None) -> Config:
         """What is asked for. Raises `BadRequest` where a run that is resumed was asked for something else."""

@@ -47,8 +47,8 @@ def write_dashboard(folders: Sequence[Path], out: Path) -> Path:
 def _sweeps(reports: Sequence[Report]) -> Iterator[Drawing]:
     """The newest sweep over loads of each set of models; invalid ones are drawn, and say so."""
     parts = [part for report in reports for part in report.sections if len(part.rows) > 1]
-    newest = {tuple(part.labels): part for part in parts}
-    for labels, report in newest.items():
+    newest = {(part.route, *part.labels): part for part in parts}
+    for (_, *labels), report in newest.items():
         models = dict.fromkeys(report.run.config.models[label] for label in labels)
         name = ", ".join(models) + ("" if report.verdict != "invalid" else " (invalid)")
         drawn = {"throughput by load": throughput(report), "throughput against first response": trade_off(report)}
