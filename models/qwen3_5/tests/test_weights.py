@@ -18,7 +18,8 @@ from serving.core.contract import Options
 from serving.errors import SetupError
 
 # hidden, intermediate, layers, heads, kv heads, DeltaNet value heads, tied, and the millions of parameters of the
-# language model. Sizes are those that public configurations of these checkpoints show.
+# language model, as these sizes give it. The dimensions of a checkpoint come from its own config; these stand in for
+# it: those of 0.8B, and in part of 4B and 27B, are in public configurations, the others could not be checked.
 REAL = {
     "qwen3_5_0p8b": (1024, 3584, 24, 8, 2, 16, True, 752),
     "qwen3_5_2b": (2048, 6144, 24, 8, 2, 16, True, 1882),
