@@ -24,7 +24,6 @@ from serving.core.contract import Audio
 FAMILY = "chatterbox_s3gen"
 KEYS = {"s3gen_whole": "chatterbox", "s3gen_short": "chatterbox", "s3gen_turbo": "chatterbox_turbo"}
 PARAMETERS = 263_933_767  # of the package's S3Gen, gains of weight norms included
-LSB = 2.0**-15
 
 
 @pytest.fixture
@@ -157,7 +156,6 @@ async def test_chatterbox_whole_utterance_served_is_the_packages(case, check):
     async with tiny.Bench(whole_network(case)) as bench:
         sound = torch.from_numpy(await bench.speak(knobs_of(case)))
     check(case, "outputs/faded", sound[None], name="served/audio")
-    assert compare(case["outputs/faded"][0], sound, "max_abs", LSB)
 
 
 @voice_case
