@@ -40,7 +40,8 @@ from serving.core.engine import Engine, EngineSettings
 from serving.core.streams import Each
 from serving.resources import PagedKV, Sampler, SamplingParams, StateSlots
 
-TOKENS = 300
+TOKENS = 1500  # so many that the batch is full long before the first row is done
+PAGE = 16
 
 
 class Loop(Node):
@@ -75,7 +76,10 @@ class Empty:
 
     def __init__(self, rows: int) -> None:
         sampler = Sampler(slots=rows, vocab=1000)
-        kv = PagedKV(layers=1, kv_heads=1, head_dim=8, page_size=16, pages=rows * 20, slots=rows, max_len=TOKENS + 2)
+        pages = -(-(TOKENS + 2) // PAGE)
+        kv = PagedKV(
+            layers=1, kv_heads=1, head_dim=8, page_size=PAGE, pages=rows * pages, slots=rows, max_len=TOKENS + 2
+        )
         state = StateSlots(slots=rows, state={"h": ((8,), torch.float32)})
         self.modules: dict[str, torch.nn.Module] = {}
         self.graph = Graph(
@@ -113,12 +117,12 @@ async def measure(rows: int, queued: int) -> Result:
     card = Card("empty", "empty", "", {}, "", "")
     engine = Engine([LoadedModel(card, Options(rows=rows), model)], EngineSettings(queue=1 << 20))
     await engine.start()
-    marks: list[float] = []
+    marks: list[tuple[int, float]] = []
     node = model.graph.nodes["loop"]
     settle = node.settle
 
     def timed(b: Batch, out: Mapping[str, Any]) -> Settled:
-        marks.append(engine.thread_seconds())
+        marks.append((b.n, engine.thread_seconds()))
         return settle(b, out)
 
     node.settle = timed  # type: ignore[method-assign]
@@ -131,7 +135,11 @@ async def measure(rows: int, queued: int) -> Result:
     for handle in handles[rows:]:
         handle.cancel()
     await engine.stop()
-    steps = np.diff(np.array(marks[TOKENS // 4 : TOKENS]))[20:-20] * 1e6
+    sizes, times = np.array([n for n, _ in marks]), np.array([at for _, at in marks])
+    full = (sizes[1:] == rows) & (sizes[:-1] == rows)
+    steps = np.diff(times)[full] * 1e6
+    if len(steps) < 200:
+        raise RuntimeError(f"only {len(steps)} of {len(sizes)} steps were full")
     return Result(rows, queued, statistics.median(steps), float(np.quantile(steps, 0.9)))
 
 
