@@ -69,7 +69,8 @@ class Bucketed(Node):
         for i, row in enumerate(b.rows):
             style[i] = row.knobs.style
             speed[i] = row.knobs.speed
-        return b.total // b.size, lengths
+        length = int(b.units[0]) if b.n else b.total // b.size  # a bucket may have more rows than the step
+        return length, lengths
 
 
 class TextHalf(Bucketed):

@@ -198,3 +198,14 @@ def test_lengths_past_the_ladder_have_buckets_too():
     node = Bucketed(NET, (16, 48), 2, captured=16)
     assert [node.bucket(n) for n in (1, 16, 17, 48, 49, 100)] == [16, 16, 48, 48, 96, 144]
     assert node.buckets == ((1, 16), (2, 32))
+
+
+async def test_a_long_row_in_a_bucket_of_more_rows_is_whole():
+    """A bucket of four short rows also holds the tokens of one long row."""
+    text = "A long line of letters to say at one go. " * 2
+    async with Bench() as bench:
+        expected = await bench.speak(text)
+    async with Bench("static", captured_length=48, batch_rows=4) as bench:
+        found = await bench.speak(text)
+    assert found.shape == expected.shape
+    assert decibels(found, expected) > 20
