@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from serving.core.contract import MAIN, Batch, Content, Resource
+from serving.core.contract import MAIN, Batch, Content
+from serving.resources.one_each import OneEach
 from serving.resources.packing import pack
 from serving.resources.staging import Block
 
 _numbers = itertools.count()
 
 
-class Positions(Resource):
+class Positions(OneEach):
     """A counter a slot, advanced by its steps' units; every lane of a row has the row's positions.
 
     With `axes` > 1 the prompt's positions are given (`set`) and later tokens count on, on all axes alike,
@@ -25,31 +26,17 @@ class Positions(Resource):
     replays = True  # from the first token on; positions that were given come with media, which no row replays
 
     def __init__(self, *, slots: int, axes: int = 1, lanes: tuple[str, ...] = MAIN) -> None:
-        self.capacity, self.axes = slots, axes
+        super().__init__(slots)
+        self.axes = axes
         self.lanes = {name: i for i, name in enumerate(lanes)}
         self.count = np.zeros(slots + 1, np.int64)
         self.offset = np.zeros(slots + 1, np.int64)
         self._given: dict[int, np.ndarray] = {}
-        self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"positions{next(_numbers)}"
-
-    @property
-    def free(self) -> int:
-        return self.capacity - len(self._owners)
-
-    def need(self, lanes: tuple[str, ...], units: int) -> int:
-        return 1
-
-    def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
-        if owner not in self._owners and len(self._owners) >= self.capacity:
-            return False
-        self._owners.setdefault(owner, 0)
-        return True
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot counts from 0 again."""
-        if owner in self._owners:
-            self._owners[owner] = slot
+        super().bind(slot, owner)
         self.count[slot] = self.offset[slot] = 0
         self._given.pop(slot, None)
 
@@ -110,6 +97,3 @@ class Positions(Resource):
         lost = b.units - kept
         if np.count_nonzero(lost):
             self.count[b.index] -= lost
-
-    def release(self, owner: str) -> None:
-        self._owners.pop(owner, None)

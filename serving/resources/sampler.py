@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.core.contract import MAIN, Batch, Content, Resource
+from serving.core.contract import MAIN, Batch, Content
 from serving.errors import SetupError, nearest
 from serving.resources import draws, sampling
+from serving.resources.one_each import OneEach
 
 ORDER = ("penalty", "temperature", "top_k", "top_p", "min_p")
 WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS, MASK = (1 << i for i in range(7))
@@ -72,7 +73,7 @@ class SavedSampler:
     prompt: int
 
 
-class Sampler(Resource):
+class Sampler(OneEach):
     """Parameters and counters by slot. `order`: the model's order of operations. `subs`: its samplers by
     name; the first one also has penalties, biases and masks. `allowed`: the range of tokens that the first
     may choose from.
@@ -94,7 +95,8 @@ class Sampler(Resource):
         for name in order:
             if name not in ORDER:
                 raise SetupError(f'No sampling operation "{name}".{nearest(name, ORDER)}', param="order")
-        self.capacity, self.slots, self.vocab, self.device = slots, slots, vocab, device
+        super().__init__(slots)
+        self.slots, self.vocab, self.device = slots, vocab, device
         self.order, self.allowed = tuple(order), allowed
         self.subs = {name: i for i, name in enumerate(subs)}
         shape = (len(subs), slots + 1)
@@ -106,26 +108,11 @@ class Sampler(Resource):
         self.prompt = np.zeros(slots + 1, np.int64)  # a draw before the prompt's end counts for nothing
         self._tables: dict[str, Tensor] = {}
         self._steady: tuple[bytes, np.ndarray, int, np.ndarray] | None = None
-        self._owners: dict[str, int] = {}  # owner -> its slot, 0 before it is bound
         self._name = f"sampler{next(_numbers)}"
-
-    @property
-    def free(self) -> int:
-        return self.capacity - len(self._owners)
-
-    def need(self, lanes: tuple[str, ...], units: int) -> int:
-        return 1
-
-    def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
-        if owner not in self._owners and len(self._owners) >= self.capacity:
-            return False
-        self._owners.setdefault(owner, 0)
-        return True
 
     def bind(self, slot: int, owner: str) -> None:
         """The slot starts over: greedy, position 0."""
-        if owner in self._owners:
-            self._owners[owner] = slot
+        super().bind(slot, owner)
         self.set(slot, SamplingParams())
 
     def set(
@@ -257,9 +244,6 @@ class Sampler(Resource):
             for step in b.use.values():
                 if isinstance(step, SamplerStep) and step.sampler is self:
                     step.forget(np.flatnonzero((kept == 0) & (b.units > 0)))
-
-    def release(self, owner: str) -> None:
-        self._owners.pop(owner, None)
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serving.core.contract import Batch, Content, Resource
+from serving.core.contract import Batch, Content
 from serving.errors import SetupError
+from serving.resources.one_each import OneEach
 from serving.resources.snapshots import Snapshots
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -43,7 +44,7 @@ class StateStep(Mapping[str, Tensor]):
             self._tables[name][self._batch.slots[rows]] = before[torch.from_numpy(rows)]
 
 
-class StateSlots(Resource):
+class StateSlots(OneEach):
     """Tables [slots + 1, *shape], zeroed when an owner first takes a slot; slot 0 is the sink.
 
     An owner that outlives its slot (a session) takes its state along: it is parked on the host when another
@@ -65,13 +66,13 @@ class StateSlots(Resource):
     ) -> None:
         if slots < 1 or not state or stride < 1:
             raise SetupError("state slots need at least one slot, one table and a stride of 1")
-        self.capacity, self.stride, self.rollback = owners or slots, stride, rollback
+        super().__init__(owners or slots)
+        self.stride, self.rollback = stride, rollback
         self.snapshots = Snapshots(snapshots)
         self.tables = {
             name: torch.zeros((slots + 1, *shape), dtype=dtype, device=device) for name, (shape, dtype) in state.items()
         }
         self.nbytes = sum(table.nbytes for table in self.tables.values())
-        self._slot: dict[str, int | None] = {}  # owner -> its slot
         self._owner: dict[int, str] = {}
         self._parked: dict[str, dict[str, Tensor]] = {}
         self._steps: dict[int, StateStep] = {}  # those in flight that can be taken back
@@ -79,51 +80,36 @@ class StateSlots(Resource):
 
     unit, replays = "slots", True
 
-    @property
-    def free(self) -> int:
-        return self.capacity - len(self._slot)
-
-    def need(self, lanes: tuple[str, ...], units: int) -> int:
-        return 1
-
-    def reserve(self, owner: str, lanes: tuple[str, ...], units: int) -> bool:
-        if owner not in self._slot:
-            if not self.free:
-                return False
-            self._slot[owner] = None
-        return True
-
     def bind(self, slot: int, owner: str) -> None:
         """Give the owner's state this slot: what it parked, what its former slot has, or zeros."""
         if self._owner.get(slot) == owner:
             return
         self._park(slot)
-        if owner not in self._slot:
+        if owner not in self._owners:
             return
-        before = self._slot[owner]
-        if before is not None:
-            self._park(before)
-        self._slot[owner], self._owner[slot] = slot, owner
+        self._park(self._owners[owner])
+        super().bind(slot, owner)
+        self._owner[slot] = owner
         self.restore(owner, self._parked.pop(owner, {}))
 
     def _park(self, slot: int) -> None:
         owner = self._owner.get(slot)
         if owner is not None:
             self._parked[owner] = self.save(owner)
-            self._slot[owner] = None
+            self._owners[owner] = 0
             del self._owner[slot]
 
     def save(self, owner: str) -> dict[str, Tensor]:
         """A copy on the host of the owner's state; no step of its slot is in flight."""
-        slot = self._slot[owner]
-        if slot is None:
+        slot = self._owners[owner]
+        if not slot:
             return self._parked.get(owner, {})
         return {name: table[slot].to("cpu", copy=True) for name, table in self.tables.items()}
 
     def restore(self, owner: str, state: Mapping[str, Tensor]) -> None:
         """Put back what `save` returned; tables that it lacks are zeroed."""
-        slot = self._slot[owner]
-        if slot is None:
+        slot = self._owners[owner]
+        if not slot:
             self._parked[owner] = dict(state)
             return
         for name, table in self.tables.items():
@@ -161,7 +147,6 @@ class StateSlots(Resource):
             step.undo(np.flatnonzero(lost))
 
     def release(self, owner: str) -> None:
-        slot = self._slot.pop(owner, None)
-        if slot is not None:
-            del self._owner[slot]
+        self._owner.pop(self._owners.get(owner, 0), None)
+        super().release(owner)
         self._parked.pop(owner, None)

@@ -174,7 +174,7 @@ class StateSlotsMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_behind(self):
-        assert set(self.state._slot) == set(self.expected)
+        assert set(self.state._owners) == set(self.expected)
         assert self.state._owner == self.slots
         assert not set(self.state._parked) & set(self.slots.values())
         assert self.state.free + len(self.expected) == 5
@@ -194,7 +194,7 @@ def not_carried(patch):
 
 
 def kept_after_release(patch):
-    patch.setattr(StateSlots, "release", lambda self, owner: self._slot.pop(owner, None))
+    patch.setattr(StateSlots, "release", lambda self, owner: self._owners.pop(owner, None))
 
 
 @pytest.mark.parametrize("fault", [not_zeroed, not_carried, kept_after_release])

@@ -75,7 +75,7 @@ def test_capacity_and_release():
     state.release("a")
     assert state.free == 1
     state.release("b")
-    assert [len(held) for held in (state._slot, state._owner, state._parked)] == [0, 0, 0]
+    assert [len(held) for held in (state._owners, state._owner, state._parked)] == [0, 0, 0]
 
 
 def test_refuses_an_empty_state():
