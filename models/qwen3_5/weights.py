@@ -6,18 +6,15 @@ tower and the multi-token-prediction head are no part of this network and are le
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.qwen3_5.config import FULL, Qwen35Config, from_json
-from models.weights.loading import read_safetensors
-from serving.errors import SetupError
+from models.weights.loading import read_json, read_safetensors
 
 PREFIXES = re.compile(r"^(model\.language_model\.|language_model\.model\.|model\.)")
 ELSEWHERE = re.compile(r"^(model\.visual\.|visual\.|mtp\.|model\.mtp\.)")
@@ -62,13 +59,5 @@ def _gates_behind(rows: Tensor, config: Qwen35Config) -> Tensor:
 
 def read(folder: Path) -> tuple[Qwen35Config, Tensors]:
     """Configuration and tensors of a checkpoint folder. Raises `SetupError`."""
-    config = from_json(_json(folder / "config.json"), _json(folder / "generation_config.json", {}))
+    config = from_json(read_json(folder / "config.json"), read_json(folder / "generation_config.json", {}))
     return config, from_transformers(read_safetensors(folder), config)
-
-
-def _json(path: Path, default: Any = None) -> Any:
-    if path.is_file():
-        return json.loads(path.read_text())
-    if default is None:
-        raise SetupError(f"{path.parent} has no {path.name}", param="weights")
-    return default

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -35,6 +35,15 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             raise SetupError(f"{path} has no {name}", param="weights")
         tensors.update(load_file(path / name))
     return tensors
+
+
+def read_json(path: Path, default: Any = None) -> Any:
+    """A checkpoint's JSON file; without it the default, or `SetupError` where there is none."""
+    if path.is_file():
+        return json.loads(path.read_text())
+    if default is None:
+        raise SetupError(f"{path.parent} has no {path.name}", param="weights")
+    return default
 
 
 def load_strict(module: M, tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> M:

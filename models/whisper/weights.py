@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.weights import ctranslate2
 from models.weights.convert import converted
-from models.weights.loading import read_safetensors
+from models.weights.loading import read_json, read_safetensors
 from models.whisper import config
 from models.whisper.config import WhisperConfig
 from serving.errors import SetupError
@@ -113,7 +111,7 @@ def read(folder: Path, cache: Path | None = None, digest: str | None = None) -> 
         return _read_ctranslate2(folder, cache, digest)
     if openai := sorted(folder.glob("*.pt")):
         return _read_openai(openai[0])
-    dims = config.from_transformers(_json(folder / "config.json"), _json(folder / "generation_config.json", {}))
+    dims = config.from_transformers(read_json(folder / "config.json"), read_json(folder / "generation_config.json", {}))
     return dims, from_transformers(read_safetensors(folder))
 
 
@@ -130,17 +128,9 @@ def _read_ctranslate2(folder: Path, cache: Path | None, digest: str | None) -> t
     else:
         name = f"whisper-ctranslate2-{digest[:16]}"
         tensors = read_safetensors(converted(name, _model_file(path), path.stat().st_size, cache))
-    return config.from_shapes(tensors, _json(folder / "config.json").get("alignment_heads") or ()), tensors
+    return config.from_shapes(tensors, read_json(folder / "config.json").get("alignment_heads") or ()), tensors
 
 
 def _model_file(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a model.bin; reads it when the first one is asked for."""
     yield from from_ctranslate2(ctranslate2.read(path).variables)
-
-
-def _json(path: Path, default: Any = None) -> Any:
-    if path.is_file():
-        return json.loads(path.read_text())
-    if default is None:
-        raise SetupError(f"{path.parent} has no {path.name}", param="weights")
-    return default

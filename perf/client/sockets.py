@@ -14,6 +14,7 @@ from websockets.uri import parse_uri
 
 from perf.client.clock import Clock
 from perf.client.http import RequestFailed
+from perf.client.readers import document
 
 Take = Callable[[float, dict[str, Any]], None]
 
@@ -76,7 +77,7 @@ class Socket(asyncio.Protocol):
         elif isinstance(event, Frame) and event.opcode in (Opcode.TEXT, Opcode.CONT):
             self._text += event.data
             if event.fin:
-                self._take(now, _message(bytes(self._text)))
+                self._take(now, document(bytes(self._text)))
                 self._text.clear()
 
     def _flush(self) -> None:
@@ -97,13 +98,3 @@ class Socket(asyncio.Protocol):
         self.finish()
         if self._transport:
             self._transport.abort()
-
-
-def _message(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except ValueError:
-        raise RequestFailed("malformed", f"not JSON: {data[:80]!r}") from None
-    if not isinstance(found, dict):
-        raise RequestFailed("malformed", f"not a JSON object: {data[:80]!r}")
-    return found

@@ -14,6 +14,7 @@ FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60)
 STEP = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 POOL = ("model", "pool", "unit")
+Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
 COUNTS = {  # of the engine's own, by model
     "prompt_tokens": "Positions of prompts that say what they are.",
     "reused_tokens": "Those of them that were computed before.",
@@ -165,19 +166,13 @@ class EngineStats(Collector):
         yield self._by_model("toolkit_running", "Pieces of requests that hold a slot.", running)
         yield self._by_model("toolkit_sessions", "Sessions that keep state.", stats.get("sessions", {}))
         for name, says in COUNTS.items():
-            yield self._count(f"toolkit_{name}", says, stats.get(name, {}))
+            yield self._by_model(f"toolkit_{name}", says, stats.get(name, {}), CounterMetricFamily)
         yield self._by_node("toolkit_steps", "Steps launched.", stats.get("steps", {}))
         yield self._by_node("toolkit_capture_misses", "Steps larger than every bucket.", stats.get("misses", {}))
         yield from self._levels()
 
-    def _by_model(self, name: str, says: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(name, says, labels=("model",))
-        for key, value in values.items():
-            family.add_metric((key,), value)
-        return family
-
-    def _count(self, name: str, says: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(name, says, labels=("model",))
+    def _by_model(self, name: str, says: str, values: Mapping[str, float], kind: Family = GaugeMetricFamily) -> Metric:
+        family = kind(name, says, labels=("model",))
         for key, value in values.items():
             family.add_metric((key,), value)
         return family
