@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from serving import numerics
 from serving.core import memory
@@ -53,8 +53,7 @@ class EngineSettings:
     rules: Rules = field(default_factory=Rules)
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """What ran: for profiles and metrics. Times in seconds."""
 
     model: str
