@@ -19,13 +19,18 @@ from serving.resources.packing import lost
 ORDER = ("penalty", "temperature", "top_k", "top_p", "min_p")
 WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS, MASK = (1 << i for i in range(7))
 FLAGS = {"penalty": PENALTY, "temperature": WARM, "top_k": TOP_K, "top_p": TOP_P, "min_p": MIN_P}
+SMALLEST = 1e-6  # of what logits are divided by
 AHEAD = 8  # steps whose draws are made at once
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose a token. Temperature 0 takes the most likely one; the other defaults do nothing."""
+    """How to choose a token. Temperature 0 takes the most likely one; the other defaults do nothing.
+
+    A temperature or repetition penalty under `SMALLEST` counts as 0 or as `SMALLEST`: to divide by less would
+    overflow.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -47,7 +52,7 @@ class SamplingParams:
         """Which operations these parameters need."""
         penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         found = PENALTY * penalty | BIAS * bool(self.logit_bias)
-        if self.temperature > 0:
+        if self.temperature >= SMALLEST:
             found |= WARM | TOP_K * (self.top_k > 0) | TOP_P * (self.top_p < 1) | MIN_P * (self.min_p > 0)
         return found
 
@@ -160,6 +165,7 @@ class Sampler(OneEach):
             chosen = (subs or {}).get(name, params)
             for number in NUMBERS:
                 self.numbers[number][sub, slot] = getattr(chosen, number)
+            self.numbers["repetition_penalty"][sub, slot] = max(SMALLEST, chosen.repetition_penalty)
             self.flags[sub, slot] = chosen.flags
         self.flags[1:, slot] &= ~(PENALTY | BIAS)
         self.keys[:, slot] = draws.keys(seed, len(self.subs))
@@ -341,8 +347,9 @@ class SamplerStep:
         """Let the penalties know the tokens of rows whose prompt is over; the next step sees them."""
         due = torch.zeros(len(tokens), dtype=torch.int32)
         due[: len(self.flags[0])] = torch.from_numpy((self.flags[0] & PENALTY > 0) & self.due)
-        self.counted, self.weight = tokens, due.to(tokens.device)
-        self._add(self.slots, tokens, self.weight)
+        weight = due.to(tokens.device)
+        self._add(self.slots, tokens, weight)
+        self.counted, self.weight = tokens, weight
 
     def _add(self, slots: Tensor, tokens: Tensor, weight: Tensor) -> None:
         self.sampler.table("counts", torch.int32)[slots, tokens] += weight
