@@ -497,7 +497,10 @@ class Model(Protocol):
         """
 
     def present(self, port: str, items: Packed) -> Any:
-        """A client port's items as the API wants them: PCM, pixels, text; never containers."""
+        """A client port's items as the API wants them: PCM, pixels, text; never containers.
+
+        On the client's event loop, or in a host pool where the items are many bytes.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,15 @@ class End:
     error: ToolkitError | None = None
 
 
+LIGHT = 1 << 16  # bytes of items that are presented on the event loop: to go to a thread and back costs more
 Event = tuple[str, Any, int] | End
+
+
+def _size(values: Any) -> int:
+    """Bytes of arrays; what is no array is small."""
+    if isinstance(values, dict):
+        return sum(map(_size, values.values()))
+    return int(getattr(values, "nbytes", 0))
 
 
 class Handle:
@@ -101,7 +109,10 @@ class Handle:
                 break
             items.append(event)
         if items:
-            self._ready.extend(await self.loop.run_in_executor(self._pool, self._present, items))
+            if sum(_size(values) for _, values, _ in items) <= LIGHT:
+                self._ready.extend(self._present(items))
+            else:
+                self._ready.extend(await self.loop.run_in_executor(self._pool, self._present, items))
             if self._paced:
                 self._engine.consumed(self.id, sum(count for _, _, count in items))
 
