@@ -26,7 +26,7 @@ from torch import Tensor
 from models.chatterbox.s3gen_config import S3GenConfig
 from models.chatterbox.s3gen_nodes import FlowNode, VocoderNode
 from models.chatterbox.s3gen_weights import read, s3gen
-from models.chatterbox.stream import StreamPlan, edges
+from models.chatterbox.stream import WHOLE, edges
 from oracles.recorder.environment import Environment
 from oracles.recorder.run import ENVIRONMENTS, hidden
 from serving.core.contract import Card, Graph, LoadedModel, Options, Packed, Piece, Task
@@ -41,10 +41,10 @@ class Alone:
     """S3Gen without T3: the tokens are given. `serving.core.contract.Model`."""
 
     def __init__(self, net: Any, rows: int, bucket: int) -> None:
-        plan = StreamPlan(chunk=0)
-        flow = FlowNode(net.flow, plan, rows, bucket, net.config.speaker.embedding)
-        vocoder = VocoderNode(net.mel2wav, False, plan, 8, rows, None)
-        self.graph = Graph({"s3gen": flow, "vocoder": vocoder}, edges(plan)[1:], {}, {"speak": ("s3gen", "vocoder")})
+        flow = FlowNode(net.flow, WHOLE, rows, bucket, net.config.speaker.embedding)
+        vocoder = VocoderNode(net.mel2wav, False, WHOLE, 8, rows, None)
+        nodes = {node.name: node for node in (flow, vocoder)}
+        self.graph = Graph(nodes, edges(WHOLE)[1:], {}, {"speak": tuple(nodes)})
         self.modules = {"s3gen": net}
 
     def prepare(self, task: Task) -> Any:
@@ -54,7 +54,7 @@ class Alone:
         return 1
 
     def pieces(self, job: Any) -> Any:
-        yield Piece("speak", {"s3gen.tokens": Packed.one(job.tokens)}, job)
+        yield Piece("speak", {"s3gen_whole.tokens": Packed.one(job.tokens)}, job)
 
     def present(self, port: str, items: Packed) -> Any:
         return items.values

@@ -404,6 +404,7 @@ class Task:
     inputs: Mapping[str, Any]
     knobs: Any
     seed: int = 0  # the engine sets the request's seed before `prepare`
+    live: bool = False  # and this too: the client plays the output as it is made
 
 
 @dataclass(frozen=True, slots=True)

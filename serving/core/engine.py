@@ -144,7 +144,7 @@ class Engine:
             seed = zlib.crc32(request_id.encode())
         self._requests.expect(request_id)
         try:
-            job = await loop.run_in_executor(self._pool, port.prepare, replace(task, seed=seed))
+            job = await loop.run_in_executor(self._pool, port.prepare, replace(task, seed=seed, live=live))
             request = Request(request_id, model, job, seed, handle, self._clock(), session, priority, live)
             request.in_flight = port.in_flight(job)
             request.steps = port.pieces(job)

@@ -26,7 +26,7 @@ from models.chatterbox.s3gen_config import (
     VocoderConfig,
 )
 from models.chatterbox.s3gen_nodes import FlowNode, Mark, VocoderNode
-from models.chatterbox.stream import StreamPlan, edges
+from models.chatterbox.stream import WHOLE, StreamPlan, edges
 from parity.harness import Spec, recipe_for
 from serving.core.contract import (
     Batch,
@@ -53,7 +53,6 @@ CONFIG = S3GenConfig(
     speaker=SpeakerConfig(8, 16),
 )
 TURBO = replace(CONFIG, estimator=EstimatorConfig(32, 2, 16, 2, 2, meanflow=True))
-WHOLE = StreamPlan(chunk=0)
 SHORT = StreamPlan(first=6, chunk=8, growth=2, most=16, context=8)
 SPECIAL = {  # where unit gain would clip, divide by nothing, or let rounding decide the phase of the sines
     "*.alpha": (1.0, 0.3),
