@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import subprocess
 import sys
+import time
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +23,7 @@ from perf.bench import run_bench
 from perf.fake_server import FakeServer
 from perf.launch import Launch, running
 from perf.metrics.base import content
-from perf.peers import PEERS, environments, peer
+from perf.peers import PEERS, environments, peer, serve
 from perf.peers.environments import Environment
 from perf.peers.search import best, lines, settings_of
 from perf.peers.serve import form_file
@@ -41,6 +44,31 @@ def echo(tmp_path_factory: pytest.TempPathFactory):
     launch = Launch([sys.executable, "-S", "-c", ECHO, folder], "echo", "echo")
     with running(launch, tmp_path_factory.mktemp("logs")) as live:
         yield live.target.url
+
+
+SLOW = (
+    "import sys, time; sys.path.insert(0, sys.argv[1]); import serve; done = [];"
+    "serve.serve(serve.Peer({'name': 'slow', 'done': done}, at_once=1,"
+    " transcribe=lambda wav: (time.sleep(2.0), done.append(wav.decode()), 'said')[-1]))"
+)
+
+
+def test_nothing_is_made_for_a_client_that_has_left(tmp_path: Path):
+    launch = Launch([sys.executable, "-S", "-c", SLOW, str(Path(serve.__file__).parent)], "slow", "slow")
+    with running(launch, tmp_path) as live, ThreadPoolExecutor(4) as pool:
+        path = live.target.url + "/v1/audio/transcriptions"
+
+        def ask(name: str, patience: float) -> None:
+            with contextlib.suppress(httpx.TimeoutException):
+                httpx.post(path, files={"file": ("a.wav", name.encode(), "audio/wav")}, timeout=patience)
+
+        first = pool.submit(ask, "first", 30)
+        time.sleep(0.5)
+        leaving = [pool.submit(ask, name, 0.2) for name in ("left", "gone")]
+        last = pool.submit(ask, "last", 30)
+        for one in (first, *leaving, last):
+            one.result()
+        assert httpx.get(live.target.url + "/v1/server_info").json()["done"] == ["first", "last"]
 
 
 def test_a_form_s_file_comes_out_byte_for_byte():
