@@ -1,7 +1,7 @@
 """Which setting of a peer is the best here? `python -m perf.peers.search kokoro --concurrency 1,8`
 
-Every setting of a peer (`kokoro`, `kokoro-2x1`, ...) in one run, in turns; the best has the highest throughput at the
-highest concurrency. The bare name should be that one.
+Every setting of a peer (`kokoro`, `kokoro-2x1`, ...) in one run, in turns. The best at each load is named; the best of
+all has the highest geometric mean of throughput over the loads, and the bare name should be that one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 from perf.bench import run_bench
 from perf.metrics import HEADLINE, for_run
@@ -25,9 +25,10 @@ def settings_of(name: str) -> list[str]:
 
 
 def best(run: Run) -> str | None:
-    """The label with the highest throughput at the highest load of the run; None where nothing was answered."""
-    top = max((p.load.level for p in run.points), default=0.0)
-    found = {label: value for label in run.config.models if (value := throughput(run, label, top))}
+    """The label with the highest geometric mean of throughput over the loads; None where none answered at all."""
+    levels = {p.load.level for p in run.points}
+    rates = {label: [throughput(run, label, level) or 0.0 for level in levels] for label in run.config.models}
+    found = {label: geometric_mean(values) for label, values in rates.items() if values and all(values)}
     return max(found, key=lambda label: found[label], default=None)
 
 
@@ -48,7 +49,9 @@ def lines(run: Run) -> Iterator[str]:
     for label in run.config.models:
         cells = [f"{throughput(run, label, n) or 0:.3g}{' (invalid)' * ((label, n) in bad)}" for n in levels]
         yield f"| {label} | " + " | ".join(cells) + " |"
-    yield f"\nbest at c={levels[-1]:g}: {best(run)}" if levels else "nothing was measured"
+    tops = (max(run.config.models, key=lambda label: throughput(run, label, n) or 0.0) for n in levels)
+    yield "| best | " + " | ".join(tops) + " |"
+    yield f"\nbest of all: {best(run)}"
 
 
 def _points(run: Run, label: str, level: float) -> list[Point]:
