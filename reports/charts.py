@@ -202,7 +202,8 @@ def timeline(point: Point) -> str | None:
 
 def machine(points: Sequence[Point], cores: int) -> str | None:
     """Who used the machine's CPU over the run."""
-    span = points[-1].samples[-1].t - points[0].samples[0].t if points and points[0].samples else 0.0
+    points = [point for point in points if point.samples]  # a point that had no time has none
+    span = points[-1].samples[-1].t - points[0].samples[0].t if points else 0.0
     shares = [line for point in points for line in _cpu_shares(point, span / MOST_BARS, cores)]
     if not shares:
         return None

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email import message_from_bytes
@@ -31,6 +32,30 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
 
+class Turns:
+    """A context of `places`, given in the order of asking: a semaphore would serve whoever has just been answered."""
+
+    def __init__(self, places: int) -> None:
+        self._free, self._lock = places, threading.Lock()
+        self._waiting: deque[threading.Event] = deque()
+
+    def __enter__(self) -> None:
+        called = threading.Event()
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            self._waiting.append(called)
+        called.wait()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1
+
+
 @dataclass
 class Peer:
     """What is served: `transcribe` a WAV file, `speak` a text as pieces of 16-bit PCM, `chat` as pieces of text.
@@ -44,10 +69,10 @@ class Peer:
     chat: Callable[[Mapping[str, Any]], Iterable[str]] | None = None
     rate: int = 24_000
     at_once: int | None = None
-    turn: Any = field(init=False)
+    turn: Turns = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turn = threading.Semaphore(self.at_once or 10**6)
+        self.turn = Turns(self.at_once or 10**6)
 
 
 def serve(peer: Peer) -> None:

@@ -26,7 +26,7 @@ from perf.metrics.base import content
 from perf.peers import PEERS, environments, peer, serve
 from perf.peers.environments import Environment
 from perf.peers.search import best, lines, settings_of
-from perf.peers.serve import form_file
+from perf.peers.serve import Turns, form_file
 from perf.tests.test_bench import QUICK, simulated
 from serving.errors import BadRequest, SetupError
 
@@ -69,6 +69,20 @@ def test_nothing_is_made_for_a_client_that_has_left(tmp_path: Path):
         for one in (first, *leaving, last):
             one.result()
         assert httpx.get(live.target.url + "/v1/server_info").json()["done"] == ["first", "last"]
+
+
+def test_turns_are_given_in_the_order_of_asking():
+    turns, seen = Turns(1), []
+
+    def work(name: int) -> None:
+        for _ in range(3):
+            with turns:
+                time.sleep(0.05)
+                seen.append(name)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert all(sorted(seen[i : i + 4]) == [0, 1, 2, 3] for i in (0, 4, 8))
 
 
 def test_a_form_s_file_comes_out_byte_for_byte():
