@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perf.schema import read_run
-from reports import parity, write_all
+from reports import parity
 from reports.charts import history, throughput, trade_off
 from reports.history import series
-from reports.html import Drawing, environment
+from reports.html import Drawing, environment, render
 from reports.summary import Report, build
 from serving.errors import SetupError
 
 
 def write_dashboard(folders: Sequence[Path], out: Path) -> Path:
-    """Read every run.json and the newest parity.json under the folders; write out/index.html and each run's reports.
+    """Read every run.json and the newest parity.json under the folders; write out/index.html and a page for each run.
 
     Returns the index. Raises `SetupError` where there is no run, or a file is none.
     """
@@ -25,8 +25,9 @@ def write_dashboard(folders: Sequence[Path], out: Path) -> Path:
         raise SetupError(f"No run.json under {', '.join(map(str, folders))}.")
     reports = sorted((build(read_run(path)) for path in paths), key=lambda r: r.run.started)
     names = [f"{i:04d}-{re.sub(r'[^0-9T]', '', r.run.started)}" for i, r in enumerate(reports)]
+    out.mkdir(parents=True, exist_ok=True)
     for name, report in zip(names, reports, strict=True):
-        write_all(report.run, out / name)
+        (out / f"{name}.html").write_text(render(report), encoding="utf-8")
     found = series(reports)
     compared = parity.newest(sorted({path for folder in folders for path in folder.rglob("parity.json")}))
     page = environment().get_template("dashboard.html.j2").render(

@@ -19,6 +19,7 @@ import pytest
 from perf.arrivals import closed
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
+from perf.health import idle
 from perf.launch import Launch, Running, running
 from perf.metrics import evaluate, totals
 from perf.schema import Load, Run, read_run
@@ -280,3 +281,15 @@ def test_own_files(tmp_path: Path):
     lines.write_text('{"text": "one"}\n{"txt": "two"}\n')
     with pytest.raises(SetupError, match="line 2"):
         from_path(lines, "speech")
+
+
+BUSY = "import time; end = time.time() + 1.5\nwhile time.time() < end: pass\ntime.sleep(30)"
+
+
+def test_a_server_that_still_works_is_waited_for():
+    with subprocess.Popen([sys.executable, "-S", "-c", BUSY]) as process:
+        began = time.monotonic()
+        assert not asyncio.run(idle(process.pid, patience=0.3))
+        assert asyncio.run(idle(process.pid))
+        assert time.monotonic() - began >= 1.4
+        process.kill()

@@ -18,7 +18,7 @@ from perf.arrivals import closed
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
 from perf.launch import Running
-from perf.schema import Load, Run, read_run
+from perf.schema import Load, Run, Sample, read_run
 from perf.session import Session, Settings
 from perf.tests.virtual import dial_to, simulate
 from perf.workloads import default
@@ -185,6 +185,25 @@ def test_invalid_points_say_so_everywhere(tmp_path: Path):
     assert "the model declares 48000" in files["report.md"].read_text()
     assert "the model declares 48000" in files["report.html"].read_text()
     assert ElementTree.parse(files["junit.xml"]).getroot().get("failures") == "2"
+
+
+def test_a_repeat_that_the_machine_spoilt_is_left_out_and_named():
+    run = make(loads=[closed(1)], repeats=3)
+    whole, (first, second, third) = build(run), run.points
+    span = second.end - second.start
+    samples = [Sample(t, busy=busy, client=0.0, server=0.0) for t, busy in ((0.0, 0.0), (span, 0.5 * span))]
+    run.client["cores"] = 1
+    run.points[1] = dataclasses.replace(second, samples=samples)
+    (row,) = build(run).rows
+    assert row.points == (first, third)
+    assert row.figures["ttfa"].n == whole.rows[0].figures["ttfa"].n * 2 // 3
+    assert [(f.level, f.message) for f in row.flags if f.code == "left_out"] == [
+        ("warning", "1 of 3 repeats left out: other programs used 50 % of the machine's CPU")
+    ]
+    run.points[:] = [run.points[1]]
+    (row,) = build(run).rows
+    assert not row.valid
+    assert row.points == tuple(run.points)
 
 
 @pytest.mark.parametrize(
