@@ -123,6 +123,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("tokens", 50), ("prompt", 100), ("steps", 10), ("requests", 8), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--package-requests", type=int, default=2, help="one after another, in each turn")
     parser.add_argument("--rows", type=int, default=1, help="rows of one solve")
     parser.add_argument("--bucket", type=int, default=1, help="tokens that solves are padded to multiples of")
     parser.add_argument("--lanes", type=int, default=0, help="steps at once; 0: as many as there are cores")
@@ -135,12 +136,11 @@ def main(argv: Sequence[str]) -> None:
         package = Package(Path(scratch), args)
         net = s3gen(read(Path(scratch) / "s3gen.safetensors"), S3GenConfig())
         spoken = requests(args.requests, read(Path(scratch) / "inputs.safetensors"), args.steps)
-        sound = args.requests * args.tokens / 25
+        sound = args.tokens / 25
         for _ in range(args.repeats):
-            theirs, mine = package.run(args.requests), asyncio.run(ours(net, spoken, args))
-            print(
-                f"package {sound / theirs:.3f} s/s, ours {sound / mine:.3f} s/s, ratio {theirs / mine:.2f}", flush=True
-            )
+            theirs = args.package_requests * sound / package.run(args.package_requests)
+            mine = args.requests * sound / asyncio.run(ours(net, spoken, args))
+            print(f"package {theirs:.3f} s/s, ours {mine:.3f} s/s, ratio {mine / theirs:.2f}", flush=True)
         package.close()
     print(f"{os.cpu_count()} cores, torch {torch.__version__}, {vars(args)}")
 

@@ -15,8 +15,9 @@ import torch
 
 from models import registry
 from models.chatterbox import weights
-from models.chatterbox.checkpoint import load_port
+from models.chatterbox.checkpoint import EXACT, PADDED, bucket_of, load_port
 from models.chatterbox.config import ENGLISH, MULTILINGUAL, TURBO, VARIANTS
+from models.chatterbox.stream import WHOLE, StreamPlan
 from models.chatterbox.t3 import T3
 from models.chatterbox.tests import saved, tiny
 from models.chatterbox.voice_encoder import VoiceEncoder
@@ -120,6 +121,22 @@ async def test_speech_over_http_alone_and_among_eight(key, folders):
         assert alone[0].content != alone[1].content
         crowd = await asyncio.gather(*(sound(client, key, seed=3 + i % 2, cfg_weight=i % 3 / 2) for i in range(8)))
         assert all(len(one.content) % 2 == 0 and len(one.content) for one in crowd)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "bucket"),
+    [
+        (WHOLE, Options(), EXACT),
+        (WHOLE, Options(profile="fast"), EXACT),
+        (WHOLE, Options(device="cuda"), EXACT),
+        (WHOLE, Options(device="cuda", profile="fast"), PADDED),
+        (WHOLE, Options(device="cuda", profile="fast", numerics="invariant"), EXACT),
+        (StreamPlan(), Options(), PADDED),
+        (StreamPlan(), Options(numerics="invariant"), EXACT),
+    ],
+)
+def test_what_must_have_the_packages_bits_is_not_padded(plan, options, bucket):
+    assert bucket_of(plan, options) == bucket
 
 
 @every_key

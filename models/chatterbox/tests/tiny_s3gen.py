@@ -199,18 +199,3 @@ class Bench:
 
     async def together(self, spoken: Sequence[Spoken]) -> list[np.ndarray]:
         return list(await asyncio.gather(*(self.speak(one) for one in spoken)))
-
-    async def leave(self, spoken: Spoken, after: int) -> None:
-        """Ask for an utterance and go away after so many chunks."""
-        task = Task("speak", {"spoken": spoken}, NoKnobs())
-        async with await self.engine.submit(CARD.key, task, request_id=f"s{next(numbers)}", seed=1) as handle:
-            for _ in range(after):
-                await anext(handle, None)
-
-    async def empty(self, seconds: float = 20.0) -> None:
-        """Wait until every slot is back."""
-        for _ in range(int(seconds / 0.01)):
-            if self.engine.stats()["free_slots"][CARD.key] == 8 and not self.engine.stats()["requests"]:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still held: {self.engine.stats()}")
