@@ -124,7 +124,7 @@ class Session:
         """Measure; see `measure`."""
         config = self._config(targets, resume)
         run = replace(resume, config=config) if resume else Run(config, _now(), machine(), {})
-        run.points = [p for p in run.points if not p.partial]
+        run.points = [p for p in run.points if p.measured and not p.partial]  # others are still to be measured
         self._clock, self._stop = Clock(max((p.end for p in run.points), default=0.0)), asyncio.Event()
         self._senders: dict[str, Sender] = {}
         await self._describe(run, targets)

@@ -124,6 +124,23 @@ def test_interrupted_runs_keep_what_was_measured_and_resume():
     assert whole.points[0] is partial.points[0]
 
 
+def test_a_run_that_had_no_time_for_some_loads_goes_on_with_those():
+    server = FakeServer(lambda i: Script(first=1.0, gaps=()), slots=1)
+
+    async def main() -> tuple[list[float], Run]:
+        live = [Running(Target("http://fake", "fake"))]
+        short, long = (
+            Session(default("speech"), [closed(1), closed(4)], Settings(budget=b), dial=dial_to(server))
+            for b in (7, 90)
+        )
+        first = await short.run(live)
+        return [len(p.measured) for p in first.points], await long.run(live, resume=first)
+
+    before, whole = simulate(main)
+    assert before == [4, 0]
+    assert [(p.load.level, len(p.measured)) for p in whole.points] == [(1, 4), (4, 16)]
+
+
 def test_a_signal_ends_a_real_run_and_leaves_a_readable_run_json(tmp_path: Path):
     code = (
         "import sys, pathlib; from perf.session import *; from perf.tests.test_bench import *;"
