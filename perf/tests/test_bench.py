@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,7 +21,7 @@ from perf.arrivals import closed
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
 from perf.health import idle
-from perf.launch import Launch, Running, running
+from perf.launch import Launch, Running, alone, running
 from perf.metrics import evaluate, totals
 from perf.schema import Load, Run, read_run
 from perf.session import Session, Settings, measure
@@ -301,6 +302,26 @@ def test_own_files(tmp_path: Path):
 
 
 BUSY = "import time; end = time.time() + 1.5\nwhile time.time() < end: pass\ntime.sleep(30)"
+
+
+def test_only_the_server_that_is_measured_runs():
+    def state(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+
+    with start() as a, start() as b:
+        one, other = (Running(Target("http://x", "m", str(p.pid)), p.pid) for p in (a, b))
+        with contextlib.suppress(KeyError), alone(one, [one, other, Running(Target("http://y", "m", "y"))]):
+            time.sleep(0.1)
+            during = state(a.pid), state(b.pid)
+            raise KeyError
+        assert during == ("R", "T")
+        time.sleep(0.1)
+        assert state(b.pid) == "R"
+        a.kill()
+        b.kill()
 
 
 def test_a_server_that_still_works_is_waited_for():
