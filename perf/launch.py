@@ -86,7 +86,7 @@ def _started(what: Target | Launch, logs: Path) -> Iterator[Callable[[], Running
 
 @contextlib.contextmanager
 def alone(live: Running, targets: Sequence[Running]) -> Iterator[None]:
-    """Of the servers that were started only this one runs: others may be busy although nobody asks them for anything."""
+    """Of the servers that were started only this one runs: others may be busy though nobody asks them for anything."""
     others = [one.pid for one in targets if one.pid and one.pid != live.pid]
     _signal(others, signal.SIGSTOP)
     try:
