@@ -22,7 +22,7 @@ from perf.client.http import Dial
 from perf.client.routes import Sender, Target
 from perf.fingerprint import machine, redact
 from perf.health import Watch, idle
-from perf.launch import Launch, Running, all_running
+from perf.launch import Launch, Running, all_running, alone
 from perf.loadgen import Generator, Plan
 from perf.metrics import for_run, objectives
 from perf.metrics.goodput import Goodput
@@ -124,7 +124,7 @@ class Session:
         """Measure; see `measure`."""
         config = self._config(targets, resume)
         run = replace(resume, config=config) if resume else Run(config, _now(), machine(), {})
-        run.points = [p for p in run.points if not p.partial]
+        run.points = [p for p in run.points if p.measured and not p.partial]  # others are still to be measured
         self._clock, self._stop = Clock(max((p.end for p in run.points), default=0.0)), asyncio.Event()
         self._senders: dict[str, Sender] = {}
         await self._describe(run, targets)
@@ -136,9 +136,10 @@ class Session:
                 if plan is None:
                     self.say(f"{live.target.label}: {load.name}, repeat {repeat + 1}: no time left")
                     continue
-                run.points.append(await self._point(run, live, load, repeat, plan))
-                if live.pid and not await idle(live.pid):
-                    self.say(f"{live.target.label} still works for clients that have left.")
+                with alone(live, targets):
+                    run.points.append(await self._point(run, live, load, repeat, plan))
+                    if live.pid and not await idle(live.pid):
+                        self.say(f"{live.target.label} still works for clients that have left.")
                 if out:
                     run.save(out / "run.json")
         for sender in self._senders.values():

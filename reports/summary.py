@@ -19,7 +19,7 @@ from perf.schema import Check, Config, Load, Point, Run
 from perf.sweep import Step, highest_rate, knee, steps
 from perf.validity import MACHINE, Flag, flags, used
 
-EXTRA = ("rtf", "c100", "wer", "tpot", "final", "goodput")
+EXTRA = ("rtf", "first_share", "c100", "wer", "tpot", "final", "goodput")
 RESAMPLES = 2000
 TAIL = 2.5  # percent on each side of an interval
 

@@ -67,6 +67,7 @@ def test_speech_known_answers():
     point = bench("speech", lambda i: STREAM)
     expected = {
         "ttfa": 0.3,
+        "first_share": 100 * 0.3 / 0.56,
         "e2e": 0.56,
         "icl": 0.065,
         "rtf": 0.56 / 0.5,

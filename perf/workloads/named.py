@@ -17,6 +17,7 @@ from serving.errors import BadRequest, nearest
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {
     "sentences": sentences,
+    "paragraphs": partial(sentences, parts=(3, 3)),
     "long-texts": partial(sentences, parts=(4, 8)),
     "recordings": recordings,
     "tones": tones,

@@ -56,9 +56,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+SPREADS = ("ttfa", "first_share", "e2e", "icl", "rtf", "audio_s", "underrun")
+
+
 def rederived(run: dict, label: str, level: float) -> dict[str, float]:
     """Figures of one target at one load, from run.json as plain JSON."""
-    values: dict[str, list[float]] = {name: [] for name in ("ttfa", "e2e", "icl", "rtf", "audio_s", "underrun")}
+    values: dict[str, list[float]] = {name: [] for name in SPREADS}
     totals = ("audio", "requests", "good", "success", "c50", "c100", "c200")
     rates: dict[str, list[float]] = {name: [] for name in totals}
     for point in (p for p in run["points"] if p["label"] == label and p["load"]["level"] == level):
@@ -79,6 +82,7 @@ def rederived(run: dict, label: str, level: float) -> dict[str, float]:
             played = np.cumsum([size for _, size in pieces])[:-1] / rate
             late = max(0.0, max(t - pieces[0][0] - p for (t, _), p in zip(pieces[1:], played, strict=True)))
             values["ttfa"].append(pieces[0][0] - r["sent"])
+            values["first_share"].append(100 * (pieces[0][0] - r["sent"]) / (r["end"] - r["sent"]))
             values["e2e"].append(r["end"] - r["sent"])
             values["icl"] += list(np.diff([t for t, _ in pieces]))
             values["rtf"].append((r["end"] - r["sent"]) / seconds)
