@@ -1,8 +1,8 @@
 """S3Gen at its real dimensions with seeded random weights: the package one after another, and ours at once.
 
 `python -m perf.s3gen_speed --tokens 50 --prompt 100` makes both hear the same voice and say the same tokens, in turns,
-each with every core, and prints seconds of sound a second. The package runs in the recorder's environment, in a process
-of its own; its weights are read by ours, so that both compute the same.
+each with as many cores, and prints seconds of sound a second, and a second of CPU. The package runs in the recorder's
+environment, in a process of its own; its weights are read by ours, so that both compute the same.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class Alone:
         return items.values
 
 
-async def ours(net: Any, spoken: Sequence[Any], args: argparse.Namespace) -> float:
-    """Wall seconds of all requests at once."""
-    lanes = args.lanes or os.cpu_count() or 1
-    settings = EngineSettings(lanes=lanes, threads=max(1, (os.cpu_count() or 1) // lanes))
+async def ours(net: Any, spoken: Sequence[Any], args: argparse.Namespace) -> tuple[float, float]:
+    """Wall and CPU seconds of all requests at once."""
+    lanes = args.lanes or args.cores
+    settings = EngineSettings(lanes=lanes, threads=max(1, args.cores // lanes))
     engine = Engine([LoadedModel(CARD, Options(rows=8), Alone(net, args.rows, args.bucket))], settings)
     await engine.start()
     try:
-        began = time.monotonic()
+        began, busy = time.monotonic(), time.process_time()
         await asyncio.gather(*(_one(engine, f"r{i}", one) for i, one in enumerate(spoken)))
-        return time.monotonic() - began
+        return time.monotonic() - began, time.process_time() - busy
     finally:
         await engine.stop()
 
@@ -95,7 +95,8 @@ class Package:
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         oracle = ROOT / "oracles/chatterbox_s3gen"
         python = Environment.read(oracle / "env.toml").interpreter(hidden(oracle.parent, ENVIRONMENTS))
-        command = [str(python), str(PEER), str(folder), str(args.tokens), str(args.prompt), str(args.steps)]
+        numbers = map(str, (args.tokens, args.prompt, args.steps, args.cores))
+        command = [str(python), str(PEER), str(folder), *numbers]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()
 
@@ -106,12 +107,13 @@ class Package:
                 return json.loads(line)
         raise RuntimeError("the package's process has ended")
 
-    def run(self, count: int) -> float:
-        """Wall seconds of so many utterances, one after another."""
+    def run(self, count: int) -> tuple[float, float]:
+        """Wall and CPU seconds of so many utterances, one after another."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
-        return float(self._answer()["seconds"])
+        answer = self._answer()
+        return answer["seconds"], answer["cpu"]
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -126,7 +128,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--package-requests", type=int, default=2, help="one after another, in each turn")
     parser.add_argument("--rows", type=int, default=1, help="rows of one solve")
     parser.add_argument("--bucket", type=int, default=1, help="tokens that solves are padded to multiples of")
-    parser.add_argument("--lanes", type=int, default=0, help="steps at once; 0: as many as there are cores")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1, help="threads of each side")
+    parser.add_argument("--lanes", type=int, default=0, help="steps at once; 0: as many as cores")
     return parser.parse_args(argv)
 
 
@@ -138,11 +141,12 @@ def main(argv: Sequence[str]) -> None:
         spoken = requests(args.requests, read(Path(scratch) / "inputs.safetensors"), args.steps)
         sound = args.tokens / 25
         for _ in range(args.repeats):
-            theirs = args.package_requests * sound / package.run(args.package_requests)
-            mine = args.requests * sound / asyncio.run(ours(net, spoken, args))
-            print(f"package {theirs:.3f} s/s, ours {mine:.3f} s/s, ratio {mine / theirs:.2f}", flush=True)
+            theirs = [args.package_requests * sound / seconds for seconds in package.run(args.package_requests)]
+            mine = [args.requests * sound / seconds for seconds in asyncio.run(ours(net, spoken, args))]
+            for name, a, b in zip(("second", "second of CPU"), theirs, mine, strict=True):
+                print(f"seconds of sound a {name}: package {a:.3f}, ours {b:.3f}, ratio {b / a:.2f}", flush=True)
         package.close()
-    print(f"{os.cpu_count()} cores, torch {torch.__version__}, {vars(args)}")
+    print(f"torch {torch.__version__}, {vars(args)}")
 
 
 if __name__ == "__main__":
