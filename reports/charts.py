@@ -27,6 +27,7 @@ OUTCOMES = {"ok": "var(--ok)", "failed": "var(--bad)", "dropped": "var(--warn)"}
 MOST_REQUESTS = 48  # bars in a timeline
 MOST_TICKS = 600
 MOST_BARS = 120
+DECADE = 10  # loads whose latencies differ by more than this are drawn on a logarithmic axis
 
 
 def svg(chart: Any, title: str) -> str:
@@ -108,13 +109,19 @@ def trade_off(report: Report) -> str | None:
     if not lines:
         return None
     first, throughput = report.rows[0].figures[report.first], report.rows[0].figures[report.headline]
-    base = alt.Chart(pd.DataFrame(lines)).encode(
-        x=alt.X("x:Q", title=f"{first.title}, p95 (s)", scale=alt.Scale(domainMin=0, padding=16)),
+    frame = pd.DataFrame(lines)
+    wide = frame["x"].min() > 0 and frame["x"].max() > DECADE * frame["x"].min()
+    across = alt.Scale(type="log", nice=False, padding=16) if wide else alt.Scale(domainMin=0, padding=16)
+    base = alt.Chart(frame).encode(
+        x=alt.X(
+            "x:Q", title=f"{first.title}, p95 (s{', log' if wide else ''})", scale=across, axis=alt.Axis(tickCount=6)
+        ),
         y=alt.Y("y:Q", title=f"{throughput.title} ({throughput.unit})", scale=alt.Scale(padding=12)),
         color=_colour("target:N", report.labels),
     )
     order = alt.Order("level:Q")
-    text = base.mark_text(dy=-9, fontSize=11).encode(text="load:N")
+    ends = frame[frame["level"].isin([frame["level"].min(), frame["level"].max()])]  # all would lie on each other
+    text = base.properties(data=ends).mark_text(dy=-9, fontSize=11).encode(text="load:N")
     layers = alt.layer(base.mark_line(strokeWidth=2).encode(order=order), base.mark_point(filled=True, size=50), text)
     return svg(layers.properties(width=WIDTH, height=HEIGHT), "Throughput against first response")
 

@@ -187,7 +187,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
-def test_the_chat_peer_gives_what_generate_gives_token_by_token(checkpoint: Path, tmp_path: Path):
+@pytest.mark.parametrize("name", ["transformers-chat", "transformers-chat-2x1"])
+def test_the_chat_peer_gives_what_generate_gives_token_by_token(name: str, checkpoint: Path, tmp_path: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer, net = AutoTokenizer.from_pretrained(checkpoint), AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -196,7 +197,7 @@ def test_the_chat_peer_gives_what_generate_gives_token_by_token(checkpoint: Path
     expected = tokenizer.decode(net.generate(**ids, **options, min_new_tokens=9)[0, 3:], skip_special_tokens=True)
     work = tmp_path / "one.jsonl"
     work.write_text('{"text": "w3 w5 w7", "body": {"max_tokens": 9}}')
-    with running(peer(f"transformers-chat:{checkpoint}", {"chat"})[0], tmp_path) as live:
+    with running(peer(f"{name}:{checkpoint}", {"chat"})[0], tmp_path) as live:
         bench = partial(run_bench, url=live.target.url, model="m", route="chat", requests=1, workload=work)
         set_length, free = bench(concurrency=(1,), ignore_eos=True), bench(concurrency=(1,))
     (full,), (short,) = (run.points[0].measured for run in (set_length, free))
