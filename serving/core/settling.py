@@ -143,9 +143,8 @@ class Settler:
             self._router.emit(seats, port, items, void)
         for buffer, _ in step.takes:
             self._router.drained(buffer)
-        for seat in seats:
-            seat.inflight -= 1
         for seat, verdict in zip(seats, settled.verdicts.tolist(), strict=True):
+            seat.inflight -= 1  # one by one: whoever has not had its verdict is busy, and is not parked
             self._verdict(seat, verdict)
 
     def _verdict(self, seat: Seat, verdict: int) -> None:

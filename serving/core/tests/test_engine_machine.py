@@ -234,6 +234,22 @@ def test_engine():
     run_state_machine_as_test(EngineMachine, settings=BUDGET)
 
 
+@pytest.mark.parametrize("moment", range(12))
+def test_a_request_that_is_asked_to_leave_may_end_in_the_step_in_which_another_does(moment):
+    it = Stepper(parrot.port(ROWS, ROWS * 10, "offload"), ROWS, depth=1)
+    part = Part(STEMS[0], 3)
+    clients = {name: it.enter(name, {"parts": [part]}) for name in "ab"}
+    for step in range(100):
+        if step == moment:
+            it.requests.preempt("b")
+        if not it.launch():
+            break
+    assert [client.end is not None for client in clients.values()] == [True, True]
+    assert all(client.sent == parrot.spoken(part, 0) for client in clients.values())
+    assert len(it.model.free) == ROWS
+    assert not it.model.waiting
+
+
 def leaked_pages(patch):
     patch.setattr(admission, "release", lambda model, owned: owned.clear())
 
