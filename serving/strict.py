@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -37,20 +37,25 @@ def check(model: type[M], data: Mapping[str, Any], *, text: bool = False, known:
             return model.model_validate(data)
         return model.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        raise explain(error, model, known) from None
+        raise explain(error, model, known, data) from None
 
 
-def explain(error: ValidationError, model: type[BaseModel], known: Iterable[str] = ()) -> BadRequest:
+def explain(
+    error: ValidationError, model: type[BaseModel], known: Iterable[str] = (), data: Mapping[str, Any] | None = None
+) -> BadRequest:
     """One of pydantic's findings as an error for people: the deepest one at the first field that is wrong.
 
-    A union reports what every branch found; the branch that got furthest is the one that was meant.
+    A union reports what every branch found; the branch that got furthest is the one that was meant. With the `data`
+    its name, which stands in the location, is told from the fields that a caller wrote.
     """
     found = error.errors(include_url=False)
     name = found[0]["loc"][:1]
     first = max((one for one in found if one["loc"][:1] == name), key=lambda one: len(one["loc"]))
     more = len({one["loc"][:1] for one in found}) - 1
-    param = ".".join(str(part) for part in first["loc"] if not _is_branch(part)) or None
-    message, code = _sentence(first, param, {*known, *names_at(model, first["loc"][:-1])})
+    place = [part for part in first["loc"] if not _is_branch(part)]
+    param = ".".join(str(part) for part in (place if data is None else _written(place, data))) or None
+    near = names_at(model, first["loc"][:-1]) | (set(known) if len(first["loc"]) == 1 else set())
+    message, code = _sentence(first, param, near)
     if more:
         message += f" ({more} more {'error' if more == 1 else 'errors'}.)"
     return BadRequest(message, param=param, code=code)
@@ -83,6 +88,16 @@ def _is_branch(part: int | str) -> bool:
     if not isinstance(part, str):
         return False
     return part in {"str", "int", "float", "bool", "none"} or "[" in part or part.startswith("constrained-")
+
+
+def _written(place: list[int | str], data: Any) -> Iterator[int | str]:
+    """The parts of a location that lead into the data, and its last one, which may be missing there."""
+    for part in place[:-1]:
+        if isinstance(data, Mapping) and part not in data:
+            continue
+        data = None if isinstance(data, str | int | float | None) else data[part]
+        yield part
+    yield from place[-1:]
 
 
 def _sentence(error: ErrorDetails, param: str | None, valid: set[str]) -> tuple[str, str]:

@@ -71,6 +71,7 @@ class Qwen35Port:
             budget=int(options.model.get("budget", BUDGET)),
             device=options.device,
             more=("state",),
+            captured=options.capture == "static",
         )
         self.graph = Graph({node.name: node}, EDGES, resources, WALKS)
 

@@ -38,9 +38,10 @@ def expected():
 
 @pytest.fixture
 def port(folder):
-    def load(numerics="invariant", page_size=1024, context=512, pages=None, **options):
+    def load(numerics="invariant", page_size=1024, context=512, pages=None, capture="eager", **options):
         resources = {"kv": {"page_size": page_size} | ({"pages": pages} if pages else {})}
-        return tiny.port(folder, numerics=numerics, resources=resources, model={"context": context, **options})
+        model = {"context": context, **options}
+        return tiny.port(folder, numerics=numerics, capture=capture, resources=resources, model=model)
 
     return load
 
@@ -73,6 +74,26 @@ def test_bits_do_not_depend_on_the_batch(key, port):
     together = bits(answered(made, EIGHT, numerics="invariant", logprobs=True))
     alone = [bits(answered(made, [one], numerics="invariant", logprobs=True))[0] for one in EIGHT]
     assert together == alone
+
+
+def test_bits_do_not_depend_on_padding_to_static_sizes(key, port):
+    """Every step fits a size that was run before readiness, and what fills it changes nobody."""
+    expected = bits(answered(port(), EIGHT[:5], numerics="invariant", logprobs=True))
+    made = port(budget=64, capture="static")
+
+    async def run():
+        engine = engine_of(made, numerics="invariant", capture="static")
+        await engine.start()
+        try:
+            asked = [answer(engine, one, f"chat-{i}", logprobs=True) for i, one in enumerate(EIGHT[:5])]
+            return await asyncio.gather(*asked), engine.stats()["misses"]
+        finally:
+            await engine.stop()
+
+    found, misses = asyncio.run(run())
+    assert bits(found) == expected
+    assert set(misses.values()) == {0}
+    assert made.graph.nodes["decoder"].buckets[-1] == (8, 64)
 
 
 def test_bits_do_not_depend_on_how_prompts_are_cut(key, port):

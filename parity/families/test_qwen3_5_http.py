@@ -123,6 +123,10 @@ def test_answers_keep_to_a_schema_and_to_a_tool(key, sdk):
         ({"messages": TORN}, "messages.tool_calls"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"extra_body": {"min_p": 2}}, "min_p"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         ({"extra_body": {"enable_thought": True}}, "enable_thought"),
     ],
 )

@@ -34,6 +34,8 @@ def _one(q: Tensor, k: Tensor, v: Tensor, layout: Layout, i: int, out: Tensor) -
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """[.., H, T, D] over [.., Hk, L, D]; the cache's dtype is the one computed in."""
     grouped = q.shape[-3] != k.shape[-3]
+    if grouped and q.dim() == 3:  # torch's fused kernel takes groups only in a batch
+        return _sdpa(q[None], k[None], v[None], mask, scale)[0]
     found = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
     return found.to(q.dtype)
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from models.base import Knobs
 from models.components.text import grammar
 from models.components.text.tool_calls import Markup, Tools
-from serving.errors import nearest
+from serving.errors import BadRequest, nearest
 from serving.resources import SamplingParams
 
 SMALLEST = 1e-6  # a top_p that keeps the likeliest token alone
@@ -132,7 +132,7 @@ class TextKnobs(SamplingKnobs):
     @model_validator(mode="after")
     def _together(self) -> TextKnobs:
         if self.top_logprobs and not self.return_logprobs:
-            raise ValueError("top_logprobs needs return_logprobs")
+            raise BadRequest('"top_logprobs" needs "return_logprobs".', param="top_logprobs")
         return self
 
 
@@ -150,15 +150,15 @@ class ChatKnobs(SamplingKnobs):
     @model_validator(mode="after")
     def _together(self) -> ChatKnobs:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs")
+            raise BadRequest('"top_logprobs" needs "logprobs".', param="top_logprobs")
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
-            raise ValueError("tools must have different names")
+            raise BadRequest('"tools" must have different names.', param="tools")
         if self.tool_choice not in {None, "none", "auto"} and not names:
-            raise ValueError("tool_choice needs tools")
+            raise BadRequest('"tool_choice" needs "tools".', param="tool_choice")
         if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
             chosen = self.tool_choice.function.name
-            raise ValueError(f'tool_choice names no tool "{chosen}".{nearest(chosen, names)}')
+            raise BadRequest(f'"tool_choice": no tool "{chosen}".{nearest(chosen, names)}', param="tool_choice")
         return self
 
     @property

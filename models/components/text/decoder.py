@@ -41,7 +41,7 @@ class Decoder(Node):
     """Port "prompt" in; out: "tokens" (ids), "text" (`Delta`s) and, at the end, "info".
 
     `run(ids [T], batch)` gives hidden rows [T, D] and writes what its resources keep; `head` makes logits of rows.
-    The resources' labels are "kv", "sampler", "positions" and what `more` names.
+    The resources' labels are "kv", "sampler", "positions" and what `more` names. `captured`: steps have few sizes.
     """
 
     name, preempt, tables = "decoder", "recompute", ("last", "wants")
@@ -58,10 +58,12 @@ class Decoder(Node):
         budget: int,
         device: str,
         more: tuple[str, ...] = (),
+        captured: bool = False,
     ) -> None:
         self.run, self.head, self.vocabulary = run, head, vocabulary
         self.sampler, self.positions, self.budget = sampler, positions, float(budget)
         self.writes = ("kv", *more, "sampler", "positions")
+        self.buckets = _buckets(rows, budget) if captured else ()
         self.last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self.wants = np.zeros((rows + 1, 2), np.int64)  # log-probabilities of each slot: which, and how many more
 
@@ -138,13 +140,20 @@ class Decoder(Node):
             "text": Packed(deltas, made),
             "info": Packed(facts, done.astype(np.int64)),
         }
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), emits)
+        return Settled(Verdict.until(done), emits)
 
     def _logprob(self, out: Mapping[str, Any], i: int, token: int, turn: Turn) -> TokenLogprob | None:
         if not turn.logprobs:
             return None
         top = zip(out["top_id"][i, : turn.top].tolist(), out["top"][i, : turn.top].tolist(), strict=True)
         return described(self.vocabulary, token, float(out["logprob"][i]), top)
+
+
+def _buckets(rows: int, budget: int) -> tuple[tuple[int, int], ...]:
+    """Steps of one token a row by powers of two, then steps with prompts in them."""
+    sizes = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < rows]
+    steps = [units for units in (64, 128, 256) if rows < units < budget]
+    return (*((n, n) for n in (*sizes, rows)), *((rows, units) for units in (*steps, budget) if units > rows))
 
 
 def _speaks(b: Batch) -> np.ndarray:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from models.components.text.chat import ChatKnobs
 from models.components.text.tool_calls import JsonMarkup
+from serving.errors import BadRequest
 from serving.resources import SamplingParams
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -46,15 +47,11 @@ def test_sampling_takes_every_parameter():
     [
         ({"logit_bias": {"x": 1}}, "no token id"),
         ({"logit_bias": {"1": 101}}, "less than or equal to 100"),
-        ({"top_logprobs": 2}, "needs logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "less than or equal to 20"),
         ({"stop": ["a"] * 5}, "at most 4"),
         ({"stop": ""}, "at least 1"),
-        ({"tools": [tool("a"), tool("a")]}, "different names"),
         ({"tools": [tool("a b")]}, "pattern"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "an object"),
-        ({"tool_choice": "required"}, "needs tools"),
-        ({"tools": [tool("weather")], "tool_choice": named("wether")}, 'Did you mean "weather"'),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "xml"}}, "json_object"),
     ],
@@ -62,6 +59,21 @@ def test_sampling_takes_every_parameter():
 def test_what_is_refused(fields, says):
     with pytest.raises(ValidationError, match=says):
         made(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs", 'needs "logprobs"'),
+        ({"tools": [tool("a"), tool("a")]}, "tools", "different names"),
+        ({"tool_choice": "required"}, "tool_choice", 'needs "tools"'),
+        ({"tools": [tool("weather")], "tool_choice": named("wether")}, "tool_choice", 'Did you mean "weather"'),
+    ],
+)
+def test_fields_that_do_not_go_together_are_named(fields, param, says):
+    with pytest.raises(BadRequest, match=says) as caught:
+        made(**fields)
+    assert caught.value.param == param
 
 
 def test_one_stop_string_may_stand_alone():
