@@ -99,7 +99,7 @@ def test_real_servers_of_one_version_are_equal_and_twice_the_work_is_a_loss(tmp_
     """The toy, served three times: `more` gets two sentences where the others get one."""
     targets = [toolkit("toy", label=label) for label in ("before", "after", "more")]
     works = {"before": sentences(16), "after": sentences(16), "more": sentences(16, parts=(2, 2))}
-    run = measure(targets, works, [LOAD], Settings(requests=24, repeats=REPEATS), out=tmp_path)
+    run = measure(targets, works, [LOAD], Settings(requests=12, repeats=REPEATS), out=tmp_path)
     equal = compare(run, run, ["e2e"], label_a="before", label_b="after")
     assert [len(c.a) for c in equal] == [REPEATS]
     assert overall(equal) != "fail", equal
