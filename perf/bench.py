@@ -18,7 +18,7 @@ from perf.peers import peer
 from perf.schema import Load, Run, read_run
 from perf.session import Say, Settings
 from perf.sweep import KneeSweep, Planner, RateSearch
-from perf.workloads import Workload, chosen
+from perf.workloads import Workload, chosen, named
 from serving.errors import BadRequest, nearest
 
 # The bench's routes by the names that people use for them: OpenAI's paths and the task kinds of the contract.
@@ -128,11 +128,17 @@ def targets_of(
 
 
 def _workloads(routes: Mapping[str, str], what: str | Path | None, seed: int) -> dict[str, Workload]:
-    """A workload for each label, the same for all of one route."""
+    """A workload for each label, the same for all of one route: the one that is asked for, or the route's default.
+
+    Where there are several routes, a workload's name says for which it is; files could be for any.
+    """
     used = set(routes.values())
-    if what and len(used) > 1:
+    if what and len(used) > 1 and (Path(what).exists() or str(what).endswith(".jsonl")):
         raise BadRequest("A workload of one's own is for one route; bench the keys apart.", param="workload")
-    made = {route: chosen(what, route, seed) for route in used}
+    mine = named(str(what), seed).route if what and len(used) > 1 else None
+    if mine and mine not in used:
+        raise BadRequest(f"The workload {what} is for {mine}, not for {' or '.join(sorted(used))}.", param="workload")
+    made = {route: chosen(what if mine in (None, route) else None, route, seed) for route in used}
     return {label: made[route] for label, route in routes.items()}
 
 

@@ -1,23 +1,34 @@
 """A run that must end in time: every point gets a share of what is left, by what it will cost at the target's own pace.
 
-Before a target has been measured its points count like anybody's; afterwards by the seconds that it needs for an
-answer. A point that reaches the end of its share keeps the requests that were answered until then. A target that gave
-no answer in a share has no more points, and its time goes to the others.
+Each point of the first repeat is given what its least requests cost before anyone has more; what is left over goes to
+more requests and further repeats. Where there is not enough even for the least, the last points have none. A further
+repeat that no longer fits is not made. Before a target has been measured it counts as a slow one; afterwards by the
+seconds that it needs for an answer. A point that reaches the end of its share keeps the requests that were answered
+until then. A target that gave no answer in a share has no more points, and its time goes to the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perf.schema import Load, Point
 
-WARMUP = 4  # requests: where time is short, the queue is full after the first answers and that must do
+WARMUP = 2  # requests: where time is short, the queue is full after the first answers and that must do
 LEAST = 4  # measured requests that a point plans for, however little time there is
 SPARE = 0.9  # of a share is planned for: paces vary
 ENDING = 0.08  # of the budget is for stopping servers and writing reports
+UNKNOWN = 2.5  # seconds that an answer is taken to need before there has been one
 
-Cell = tuple[str, Load]  # target and load
+
+class Cell(NamedTuple):
+    """A point that is still to be measured. `wanted`: requests, if there were time."""
+
+    label: str
+    load: Load
+    wanted: int
+    first: bool = True  # of its target and load; others are made if they fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,13 @@ class Share:
 
     seconds: float
     requests: int
-    warmup: int
+
+
+class Cost(NamedTuple):
+    """Seconds: with the least requests, and with all that are wanted."""
+
+    least: float
+    full: float
 
 
 @dataclass
@@ -36,26 +53,24 @@ class Budget:
     ends: float  # of the last point, on the clock that `share` is given
     cells: list[Cell]
     verify: int = 0
+    warmup: int = WARMUP
 
-    def share(self, now: float, wanted: int, points: Sequence[Point]) -> Share:
-        """The share of the first cell left, which is taken off. `wanted`: the requests that it would like."""
-        paces = {label: pace_of(points, label) for label, _ in self.cells}
-        known = [pace for pace in paces.values() if pace]
-        usual = sum(known) / len(known) if known else 1.0
-        given_up = {label for label in paces if self._silent(label, points)}
-        needs = {label: 0.0 if label in given_up else pace or usual for label, pace in paces.items()}
-        costs = [self._requests(load, wanted) * needs[label] for label, load in self.cells]
-        label, load = self.cells.pop(0)
-        left = max(0.0, self.ends - now)
-        if label in given_up:
-            return Share(0.0, wanted, self._warmup(load))
-        seconds = left * costs[0] / sum(costs)
-        pace = paces[label]
-        checking = self.verify * (pace or 0.0)
-        if pace is None:
-            return Share(seconds, wanted, self._warmup(load))
-        fits = int(SPARE * (seconds - checking) / pace) - self._requests(load, 0)
-        return Share(max(0.0, seconds - checking), min(wanted, max(LEAST, fits)), self._warmup(load))
+    def share(self, now: float, points: Sequence[Point]) -> Share | None:
+        """The share of the first cell left, which is taken off; None for a repeat that does not fit any more."""
+        paces = {cell.label: pace_of(points, cell.label) for cell in self.cells}
+        silent = {label for label in paces if self._silent(label, points)}
+        costs = [self._cost(cell, 0.0 if cell.label in silent else paces[cell.label] or UNKNOWN) for cell in self.cells]
+        firsts = [cell.first for cell in self.cells]
+        cell, left = self.cells.pop(0), max(0.0, self.ends - now)
+        if cell.label in silent:
+            return Share(0.0, cell.wanted) if cell.first else None
+        if not cell.first and costs[0].least > left:
+            return None
+        seconds = _split(left, costs, firsts)
+        pace = paces[cell.label] or UNKNOWN
+        seconds = max(0.0, seconds - self.verify * pace)
+        fits = int(SPARE * seconds / _each(cell.load, pace)) - self._requests(cell.load, 0)
+        return Share(seconds, min(cell.wanted, max(LEAST, fits)))
 
     @staticmethod
     def _silent(label: str, points: Sequence[Point]) -> bool:
@@ -63,14 +78,31 @@ class Budget:
         mine = [p for p in points if p.label == label]
         return bool(mine) and pace_of(mine, label) is None
 
+    def _cost(self, cell: Cell, pace: float) -> Cost:
+        counts = (self._requests(cell.load, n) for n in (min(LEAST, cell.wanted), cell.wanted))
+        least, full = (n * _each(cell.load, pace) / SPARE + self.verify * pace for n in counts)
+        return Cost(least, full)
+
     def _requests(self, load: Load, wanted: int) -> int:
         """Requests that a server answers for a point: warm-up, those that fill the queue, the measured ones."""
-        queue = int(load.level) if load.kind == "closed" else 0
-        return self._warmup(load) + queue + wanted
+        queue = int(load.level) - 1 if load.kind == "closed" else 0
+        return self.warmup + queue + wanted
 
-    @staticmethod
-    def _warmup(load: Load) -> int:
-        return min(WARMUP, int(load.level)) if load.kind == "closed" else WARMUP
+
+def _each(load: Load, pace: float) -> float:
+    """Seconds that a request of a load takes of its point: an open loop also waits until it is due."""
+    return pace if load.kind == "closed" or not pace else max(pace, 1 / load.level)
+
+
+def _split(left: float, costs: Sequence[Cost], firsts: Sequence[bool]) -> float:
+    """The seconds of the first of the cells."""
+    mine, first = costs[0], firsts[0]
+    owed = sum(cost.least for cost, is_first in zip(costs, firsts, strict=True) if is_first)
+    if first and owed >= left:
+        return min(left, mine.least)
+    extra = sum(cost.full - cost.least * is_first for cost, is_first in zip(costs, firsts, strict=True))
+    more = (left - owed) * (mine.full - mine.least * first) / extra if extra else 0.0
+    return min(mine.full, mine.least + more) if first else min(left, mine.full, max(mine.least, more))
 
 
 def pace_of(points: Sequence[Point], label: str) -> float | None:

@@ -67,8 +67,9 @@ class Loop(Node):
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
         self.left[b.index] -= 1
-        verdicts = np.where(self.left[b.index] <= 0, Verdict.DONE, Verdict.AGAIN)
-        return Settled(verdicts, {"token": Packed(out["token"][: b.n], np.ones(b.n, np.int64))})
+        return Settled(
+            Verdict.until(self.left[b.index] <= 0), {"token": Packed(out["token"][: b.n], np.ones(b.n, np.int64))}
+        )
 
 
 class Empty:

@@ -18,7 +18,7 @@ from scipy.stats import PermutationMethod, mannwhitneyu
 from perf.metrics import FIRST, HEADLINE, Metric, for_route, objectives
 from perf.metrics.base import Spread
 from perf.schema import Load, Point, Run
-from perf.validity import flags
+from perf.validity import flags, used
 from serving.errors import BadRequest, nearest
 
 REPEATS = 5  # fewer than these on either side never decide
@@ -76,7 +76,8 @@ def compare(
 
     `metrics`: names of the route's metrics (none: throughput and first response). `allowed`: the loss that is
     still fine, as a share: 0.05 lets a latency rise by 5 % and a throughput fall to 1 / 1.05. A distribution
-    counts by its median, one value a repeat. Points that a validity check rejects make it inconclusive.
+    counts by its median, one value a repeat. A repeat that the machine spoilt is left out where another is fit; other
+    points that a validity check rejects make it inconclusive.
     """
     label_a, label_b = (_only(run, label) for run, label in ((a, label_a), (b, label_b)))
     route, other = a.config.routes[label_a], b.config.routes[label_b]
@@ -174,7 +175,7 @@ def _by_load(run: Run, label: str) -> Mapping[Load, list[Point]]:
     for point in run.points:
         if label == point.label:
             found[point.load].append(point)
-    return found
+    return {load: used(points, run.config, run.client.get("cores", 1)) for load, points in found.items()}
 
 
 def _values(metric: Metric, points: Sequence[Point]) -> list[float]:

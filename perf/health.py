@@ -13,6 +13,9 @@ from perf.schema import Sample
 
 TICK = 0.02  # how often the event loop's lateness is probed, seconds
 PERIOD = 0.5  # how often the machine is read, seconds
+LOOK = 0.25  # seconds over which a server is looked at to see whether it still works
+IDLE = 0.2  # cores
+PATIENCE = 40.0  # seconds
 
 
 class Watch:
@@ -54,6 +57,22 @@ class Watch:
             throttled=throttled_seconds(),
             server_rss=resident(pids, self._proc) if pids else None,
         )
+
+
+async def idle(pid: int, proc: Path = Path("/proc"), patience: float = PATIENCE) -> bool:
+    """Wait until a server does not work any more: some go on with what clients have left, at the cost of the next.
+
+    Whether it was seen idle within `patience` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience
+    while True:
+        before, began = process_seconds(tree(pid, proc), proc), loop.time()
+        await asyncio.sleep(LOOK)
+        if process_seconds(tree(pid, proc), proc) - before <= IDLE * (loop.time() - began):
+            return True
+        if loop.time() >= end:
+            return False
 
 
 def machine_seconds(proc: Path = Path("/proc")) -> float | None:

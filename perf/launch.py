@@ -84,6 +84,23 @@ def _started(what: Target | Launch, logs: Path) -> Iterator[Callable[[], Running
         stop(process)
 
 
+@contextlib.contextmanager
+def alone(live: Running, targets: Sequence[Running]) -> Iterator[None]:
+    """Of the servers that were started only this one runs: others may be busy though nobody asks them for anything."""
+    others = [one.pid for one in targets if one.pid and one.pid != live.pid]
+    _signal(others, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(others, signal.SIGCONT)
+
+
+def _signal(groups: Sequence[int], which: signal.Signals) -> None:
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, which)
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to the group we started, SIGKILL if it is not gone in time."""
     for how, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):

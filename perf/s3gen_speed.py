@@ -1,8 +1,8 @@
 """S3Gen at its real dimensions with seeded random weights: the package one after another, and ours at once.
 
 `python -m perf.s3gen_speed --tokens 50 --prompt 100` makes both hear the same voice and say the same tokens, in turns,
-each with every core, and prints seconds of sound a second. The package runs in the recorder's environment, in a process
-of its own; its weights are read by ours, so that both compute the same.
+each with as many cores, and prints seconds of sound a second, and a second of CPU. The package runs in the recorder's
+environment, in a process of its own; its weights are read by ours, so that both compute the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from models.chatterbox.s3gen_config import S3GenConfig
 from models.chatterbox.s3gen_nodes import FlowNode, VocoderNode
 from models.chatterbox.s3gen_weights import read, s3gen
-from models.chatterbox.stream import StreamPlan, edges
+from models.chatterbox.stream import WHOLE, edges
 from oracles.recorder.environment import Environment
 from oracles.recorder.run import ENVIRONMENTS, hidden
 from serving.core.contract import Card, Graph, LoadedModel, Options, Packed, Piece, Task
@@ -41,10 +41,10 @@ class Alone:
     """S3Gen without T3: the tokens are given. `serving.core.contract.Model`."""
 
     def __init__(self, net: Any, rows: int, bucket: int) -> None:
-        plan = StreamPlan(chunk=0)
-        flow = FlowNode(net.flow, plan, rows, bucket, net.config.speaker.embedding)
-        vocoder = VocoderNode(net.mel2wav, False, plan, 8, rows, None)
-        self.graph = Graph({"s3gen": flow, "vocoder": vocoder}, edges(plan)[1:], {}, {"speak": ("s3gen", "vocoder")})
+        flow = FlowNode(net.flow, WHOLE, rows, bucket, net.config.speaker.embedding)
+        vocoder = VocoderNode(net.mel2wav, False, WHOLE, 8, rows, None)
+        nodes = {node.name: node for node in (flow, vocoder)}
+        self.graph = Graph(nodes, edges(WHOLE)[1:], {}, {"speak": tuple(nodes)})
         self.modules = {"s3gen": net}
 
     def prepare(self, task: Task) -> Any:
@@ -54,22 +54,22 @@ class Alone:
         return 1
 
     def pieces(self, job: Any) -> Any:
-        yield Piece("speak", {"s3gen.tokens": Packed.one(job.tokens)}, job)
+        yield Piece("speak", {"s3gen_whole.tokens": Packed.one(job.tokens)}, job)
 
     def present(self, port: str, items: Packed) -> Any:
         return items.values
 
 
-async def ours(net: Any, spoken: Sequence[Any], args: argparse.Namespace) -> float:
-    """Wall seconds of all requests at once."""
-    lanes = args.lanes or os.cpu_count() or 1
-    settings = EngineSettings(lanes=lanes, threads=max(1, (os.cpu_count() or 1) // lanes))
+async def ours(net: Any, spoken: Sequence[Any], args: argparse.Namespace) -> tuple[float, float]:
+    """Wall and CPU seconds of all requests at once."""
+    lanes = args.lanes or args.cores
+    settings = EngineSettings(lanes=lanes, threads=max(1, args.cores // lanes))
     engine = Engine([LoadedModel(CARD, Options(rows=8), Alone(net, args.rows, args.bucket))], settings)
     await engine.start()
     try:
-        began = time.monotonic()
+        began, busy = time.monotonic(), time.process_time()
         await asyncio.gather(*(_one(engine, f"r{i}", one) for i, one in enumerate(spoken)))
-        return time.monotonic() - began
+        return time.monotonic() - began, time.process_time() - busy
     finally:
         await engine.stop()
 
@@ -95,7 +95,8 @@ class Package:
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         oracle = ROOT / "oracles/chatterbox_s3gen"
         python = Environment.read(oracle / "env.toml").interpreter(hidden(oracle.parent, ENVIRONMENTS))
-        command = [str(python), str(PEER), str(folder), str(args.tokens), str(args.prompt), str(args.steps)]
+        numbers = map(str, (args.tokens, args.prompt, args.steps, args.cores))
+        command = [str(python), str(PEER), str(folder), *numbers]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()
 
@@ -106,12 +107,13 @@ class Package:
                 return json.loads(line)
         raise RuntimeError("the package's process has ended")
 
-    def run(self, count: int) -> float:
-        """Wall seconds of so many utterances, one after another."""
+    def run(self, count: int) -> tuple[float, float]:
+        """Wall and CPU seconds of so many utterances, one after another."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
-        return float(self._answer()["seconds"])
+        answer = self._answer()
+        return answer["seconds"], answer["cpu"]
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -123,9 +125,11 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("tokens", 50), ("prompt", 100), ("steps", 10), ("requests", 8), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--package-requests", type=int, default=2, help="one after another, in each turn")
     parser.add_argument("--rows", type=int, default=1, help="rows of one solve")
     parser.add_argument("--bucket", type=int, default=1, help="tokens that solves are padded to multiples of")
-    parser.add_argument("--lanes", type=int, default=0, help="steps at once; 0: as many as there are cores")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1, help="threads of each side")
+    parser.add_argument("--lanes", type=int, default=0, help="steps at once; 0: as many as cores")
     return parser.parse_args(argv)
 
 
@@ -135,14 +139,14 @@ def main(argv: Sequence[str]) -> None:
         package = Package(Path(scratch), args)
         net = s3gen(read(Path(scratch) / "s3gen.safetensors"), S3GenConfig())
         spoken = requests(args.requests, read(Path(scratch) / "inputs.safetensors"), args.steps)
-        sound = args.requests * args.tokens / 25
+        sound = args.tokens / 25
         for _ in range(args.repeats):
-            theirs, mine = package.run(args.requests), asyncio.run(ours(net, spoken, args))
-            print(
-                f"package {sound / theirs:.3f} s/s, ours {sound / mine:.3f} s/s, ratio {theirs / mine:.2f}", flush=True
-            )
+            theirs = [args.package_requests * sound / seconds for seconds in package.run(args.package_requests)]
+            mine = [args.requests * sound / seconds for seconds in asyncio.run(ours(net, spoken, args))]
+            for name, a, b in zip(("second", "second of CPU"), theirs, mine, strict=True):
+                print(f"seconds of sound a {name}: package {a:.3f}, ours {b:.3f}, ratio {b / a:.2f}", flush=True)
         package.close()
-    print(f"{os.cpu_count()} cores, torch {torch.__version__}, {vars(args)}")
+    print(f"torch {torch.__version__}, {vars(args)}")
 
 
 if __name__ == "__main__":

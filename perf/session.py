@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,18 +16,19 @@ from typing import Any
 
 import httpx
 
-from perf.budget import ENDING, Budget
+from perf.budget import ENDING, WARMUP, Budget, Cell
 from perf.client.clock import Clock
 from perf.client.http import Dial
 from perf.client.routes import Sender, Target
 from perf.fingerprint import machine, redact
-from perf.health import Watch
-from perf.launch import Launch, Running, all_running
+from perf.health import Watch, idle
+from perf.launch import Launch, Running, all_running, alone
 from perf.loadgen import Generator, Plan
 from perf.metrics import for_run, objectives
 from perf.metrics.goodput import Goodput
 from perf.schema import Config, Load, Point, Run, Work
 from perf.sweep import OutOfReach, Planner
+from perf.validity import fit
 from perf.verify import choose, verify
 from perf.workloads import Workload
 from serving.errors import BadRequest
@@ -122,7 +124,7 @@ class Session:
         """Measure; see `measure`."""
         config = self._config(targets, resume)
         run = replace(resume, config=config) if resume else Run(config, _now(), machine(), {})
-        run.points = [p for p in run.points if not p.partial]
+        run.points = [p for p in run.points if p.measured and not p.partial]  # others are still to be measured
         self._clock, self._stop = Clock(max((p.end for p in run.points), default=0.0)), asyncio.Event()
         self._senders: dict[str, Sender] = {}
         await self._describe(run, targets)
@@ -130,7 +132,14 @@ class Session:
             for repeat, load, live in self._planned(run, targets) if self.planner else self._set(run, targets):
                 if self._stop.is_set():
                     break
-                run.points.append(await self._point(run, live, load, repeat))
+                plan = self._plan(run, load, self.workload(live.target.label).route)
+                if plan is None:
+                    self.say(f"{live.target.label}: {load.name}, repeat {repeat + 1}: no time left")
+                    continue
+                with alone(live, targets):
+                    run.points.append(await self._point(run, live, load, repeat, plan))
+                    if live.pid and not await idle(live.pid):
+                        self.say(f"{live.target.label} still works for clients that have left.")
                 if out:
                     run.save(out / "run.json")
         for sender in self._senders.values():
@@ -140,23 +149,46 @@ class Session:
             run.save(out / "run.json")
         return run
 
-    def _set(self, run: Run, targets: Sequence[Running]) -> list[tuple[int, Load, Running]]:
-        """The loads that were asked for, less those that the run has; their shares of the time, where it is limited."""
+    def _set(self, run: Run, targets: Sequence[Running]) -> Iterator[tuple[int, Load, Running]]:
+        """The loads that were asked for, less those that the run has. Where time is limited they share it, and what is
+        left is for points that the machine has spoilt."""
         done = {(p.label, p.load, p.repeat) for p in run.points}
         turns = [turn for turn in self._order(targets) if (turn[2].target.label, turn[1], turn[0]) not in done]
-        if self.settings.budget is not None:
-            ends = self._clock() + (1 - ENDING) * self.settings.budget - (time.monotonic() - self.began)
-            cells = [(live.target.label, load) for _, load, live in turns]
-            self._budget = Budget(ends, cells, self.settings.verify)
-        return turns
+        if self.settings.budget is None:
+            yield from turns
+            return
+        ends = self._clock() + (1 - ENDING) * self.settings.budget - (time.monotonic() - self.began)
+        warmup = WARMUP if self.settings.warmup is None else self.settings.warmup
+        self._budget = Budget(ends, self._cells(turns), self.settings.verify, warmup)
+        yield from turns
+        again = self._spoilt(run, targets)
+        self._budget.cells += self._cells(again)
+        yield from again
 
-    def _plan(self, run: Run, load: Load, route: str) -> Plan:
-        """How the next point is measured."""
+    def _cells(self, turns: Sequence[tuple[int, Load, Running]]) -> list[Cell]:
+        plan = self.settings.plan
+        return [Cell(live.target.label, load, plan(load).requests, not repeat) for repeat, load, live in turns]
+
+    @staticmethod
+    def _spoilt(run: Run, targets: Sequence[Running]) -> list[tuple[int, Load, Running]]:
+        """Repeats more, one for each point that says more about the machine than about its target."""
+        cores, by_label = run.client.get("cores", 1), {live.target.label: live for live in targets}
+        repeats = Counter((p.label, p.load) for p in run.points)
+        found = []
+        for p in run.points:
+            if p.label in by_label and not fit(p, run.config, cores):
+                found.append((repeats[p.label, p.load], p.load, by_label[p.label]))
+                repeats[p.label, p.load] += 1
+        return found
+
+    def _plan(self, run: Run, load: Load, route: str) -> Plan | None:
+        """How the next point is measured; None where there is no time for it."""
         plan = self.settings.plan(load)
         if self._budget:
-            share = self._budget.share(self._clock(), plan.requests, run.points)
-            warmup = share.warmup if self.settings.warmup is None else plan.warmup
-            return replace(plan, requests=share.requests, warmup=warmup, limit=share.seconds)
+            share = self._budget.share(self._clock(), run.points)
+            if share is None:
+                return None
+            return replace(plan, requests=share.requests, warmup=self._budget.warmup, limit=share.seconds)
         if self.planner and load.kind == "poisson":
             goodput = for_run(run.config, route)["goodput"]
             assert isinstance(goodput, Goodput)
@@ -180,12 +212,11 @@ class Session:
                 if self._stop.is_set():
                     return
 
-    async def _point(self, run: Run, live: Running, load: Load, repeat: int) -> Point:
+    async def _point(self, run: Run, live: Running, load: Load, repeat: int, plan: Plan) -> Point:
         self.say(f"{live.target.label}: {load.name}" + (f", repeat {repeat + 1}" if repeat else ""))
         workload, sender = self.workload(live.target.label), self._sender(run, live)
         items = list(workload.items)
         sender.keep = choose(items, self.settings.verify, self.settings.seed)
-        plan = self._plan(run, load, workload.route)
         generator = Generator(sender, workload.stream(), self._clock, load, plan)
         point = await generator.run(Watch(self._clock, live.pid), self._stop, live.target.label, repeat)
         if self.settings.verify and not point.partial:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -21,6 +21,7 @@ THROTTLED = 0.01  # share of the window
 FOREIGN = 0.10  # share of the machine's CPU
 UNSENT = 0.95  # achieved over offered
 REUSE = 4  # times that one prompt may be sent
+MACHINE = frozenset({"foreign_load", "throttled", "client_stall", "generator_lag"})  # the fault of neither server
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +176,13 @@ def flags(point: Point, config: Config, cores: int) -> list[Flag]:
     found = [flag for check in _CHECKS for flag in check(point, config)]
     found += _machine(point, config, cores)
     return sorted(found, key=lambda flag: flag.level)
+
+
+def fit(point: Point, config: Config, cores: int) -> bool:
+    """Whether the machine left the point alone. What its server does never makes it unfit, however bad."""
+    return not any(flag.code in MACHINE for flag in flags(point, config, cores) if flag.level == "invalid")
+
+
+def used(points: Sequence[Point], config: Config, cores: int) -> list[Point]:
+    """Of the repeats at a load: those that count. Where the machine spoilt all of them, all, marked invalid."""
+    return [p for p in points if fit(p, config, cores)] or list(points)

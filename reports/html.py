@@ -8,6 +8,7 @@ from functools import cache
 
 import jinja2
 
+from perf.budget import WARMUP
 from perf.metrics import for_route
 from perf.metrics.base import Spread
 from reports import charts
@@ -42,6 +43,7 @@ def render(report: Report) -> str:
         client=report.run.client,
         overviews=[(section, _overview(section)) for section in report.sections],
         machine=_machine(report),
+        warmup=WARMUP,
         with_parts=with_parts,
         flags=_flags(report),
         title=" and ".join(config.models[section.labels[0]] for section in report.sections if section.rows),

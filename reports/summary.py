@@ -15,11 +15,11 @@ from perf.metrics import FIRST, HEADLINE, Metric, for_run, objectives
 from perf.metrics.base import Spread
 from perf.metrics.stats import Summary, summarise
 from perf.metrics.totals import Counts, counts, failures
-from perf.schema import Check, Load, Point, Run
+from perf.schema import Check, Config, Load, Point, Run
 from perf.sweep import Step, highest_rate, knee, steps
-from perf.validity import Flag, flags
+from perf.validity import MACHINE, Flag, flags, used
 
-EXTRA = ("rtf", "c100", "wer", "tpot", "final", "goodput")
+EXTRA = ("rtf", "first_share", "c100", "wer", "tpot", "final", "goodput")
 RESAMPLES = 2000
 TAIL = 2.5  # percent on each side of an interval
 
@@ -179,8 +179,11 @@ def _found(run: Run, label: str) -> list[Found]:
 
 
 def _row(run: Run, label: str, load: Load, points: list[Point], metrics: Mapping[str, Metric]) -> Row:
+    cores, made = run.client.get("cores", 1), points
+    points = used(made, run.config, cores)
     each = [counts(p) for p in points]
-    cores = run.client.get("cores", 1)
+    kept = {p.repeat for p in points}
+    left_out = [p for p in made if p.repeat not in kept]
     return Row(
         label=label,
         load=load,
@@ -188,10 +191,17 @@ def _row(run: Run, label: str, load: Load, points: list[Point], metrics: Mapping
         figures={name: figure(metric, points) for name, metric in metrics.items()},
         counts=Counts(*(sum(getattr(c, name) for c in each) for name in ("sent", "ok", "failed", "dropped"))),
         failures=sum((failures(p) for p in points), Counter()),
-        flags=_flags([flags(p, run.config, cores) for p in points]),
+        flags=_flags([flags(p, run.config, cores) for p in points]) + _left_out(left_out, run.config, cores, len(made)),
         checks=tuple(check for p in points for check in p.checks),
         parts=tuple(_row(run, f"{label}, {part}", load, _of_part(points, part), metrics) for part in _parts(points)),
     )
+
+
+def _left_out(points: Sequence[Point], config: Config, cores: int, made: int) -> tuple[Flag, ...]:
+    """What is said of repeats that the machine spoilt."""
+    why = dict.fromkeys(f.message for p in points for f in flags(p, config, cores) if f.code in MACHINE)
+    said = f"{len(points)} of {made} repeats left out: {'; '.join(why)}"
+    return (Flag("warning", "left_out", said),) if points else ()
 
 
 def _parts(points: Sequence[Point]) -> list[str]:

@@ -29,6 +29,7 @@ class Frame:
     slots: torch.Tensor  # [rows]
     index: np.ndarray | None = None  # the slots that it holds
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    hosts: dict[str, np.ndarray] = field(default_factory=dict)  # host memory of the buffers
 
 
 class Runner:

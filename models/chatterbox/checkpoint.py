@@ -17,7 +17,7 @@ from models.chatterbox.modules import Chatterbox
 from models.chatterbox.request import Deployment
 from models.chatterbox.s3gen_config import TURBO, S3GenConfig
 from models.chatterbox.s3gen_nodes import FlowNode, Mark, VocoderNode
-from models.chatterbox.stream import StreamPlan
+from models.chatterbox.stream import WHOLE, StreamPlan
 from models.chatterbox.t3 import T3
 from models.chatterbox.tokenizer import English, Multilingual, Tokenizer, Turbo
 from models.chatterbox.voice_prompt import prompt, prompt_tokens
@@ -39,20 +39,26 @@ EXACT, PADDED = 1, 16  # tokens to whose multiples a solve is padded; 1 gives th
 
 
 class Speech:
-    """`models.chatterbox.graph.Synthesiser`: S3Gen behind T3, and clips to voices."""
+    """`models.chatterbox.graph.Synthesiser`: S3Gen behind T3, and clips to voices.
+
+    What is not played as it is made is spoken whole, whatever the plan for what is.
+    """
 
     def __init__(self, nets: Chatterbox, variant: Variant, plan: StreamPlan, options: Options, d: Deployment) -> None:
         self.net, self.speaker, self.variant = nets.s3gen, nets.speaker, variant
-        net = nets.s3gen
-        meanflow = net.flow.decoder.meanflow
-        bucket = EXACT if plan.whole or options.numerics == "invariant" else PADDED
-        rows = d.s3gen_max_batch_size
-        mark = marker(options) if d.watermark else None
-        flow = FlowNode(net.flow, plan, rows, bucket, net.config.speaker.embedding)
-        self.nodes: Sequence[Node] = (flow, VocoderNode(net.mel2wav, meanflow, plan, options.rows, rows, mark))
-        self.edges: Sequence[Edge] = stream.edges(plan)
+        self.mark = marker(options) if d.watermark else None
+        plans = (WHOLE,) if plan.whole else (WHOLE, plan)
+        self.walks: dict[str, tuple[str, ...]] = {"whole": WHOLE.nodes, "stream": plan.nodes}
+        self.nodes: Sequence[Node] = [node for one in plans for node in self._nodes(one, options, d)]
+        self.edges: Sequence[Edge] = [edge for one in plans for edge in stream.edges(one)]
         self.resources: dict[str, Resource] = {}
-        self.modules: dict[str, nn.Module] = {"s3gen": net, "speaker": nets.speaker}
+        self.modules: dict[str, nn.Module] = {"s3gen": nets.s3gen, "speaker": nets.speaker}
+
+    def _nodes(self, plan: StreamPlan, options: Options, d: Deployment) -> tuple[FlowNode, VocoderNode]:
+        net, rows = self.net, d.s3gen_max_batch_size
+        meanflow = net.flow.decoder.meanflow
+        flow = FlowNode(net.flow, plan, rows, bucket_of(plan, options), net.config.speaker.embedding)
+        return flow, VocoderNode(net.mel2wav, meanflow, plan, options.rows, rows, self.mark)
 
     @torch.inference_mode()
     def voice(self, audio: Audio) -> Conditionals:
@@ -60,6 +66,15 @@ class Speech:
         high, low = media.heard(audio, level=self.variant.levelled)
         tokens = prompt_tokens(self.net, low, self.variant.prompt_seconds, self.variant.prompt_tokens)
         return Conditionals(T3Part(self.speaker.embed(low), tokens), GenPart(*prompt(self.net, high)))
+
+
+def bucket_of(plan: StreamPlan, options: Options) -> int:
+    """Tokens that a solve is padded to a multiple of, so that requests of other lengths share it.
+
+    A whole utterance has the package's own bits, but for `fast` on an accelerator: on a CPU nothing is gained by it.
+    """
+    padded = not plan.whole or (options.profile == "fast" and options.device != "cpu")
+    return PADDED if padded and options.numerics == "fast" else EXACT
 
 
 def marker(options: Options) -> Mark | None:

@@ -42,11 +42,15 @@ class Synthesiser(Protocol):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """What runs after `t3`, in order."""
+        """What runs after `t3`."""
+
+    @property
+    def walks(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the nodes after `t3`, in order: "whole" once it has ended, "stream" while it goes on."""
 
     @property
     def edges(self) -> Sequence[Edge]:
-        """From "t3.tokens" to "client.audio"."""
+        """From "t3.tokens" to "client.audio", of both walks."""
 
     @property
     def resources(self) -> Mapping[str, Resource]: ...
@@ -61,6 +65,7 @@ class Synthesiser(Protocol):
 class Job:
     """A prepared request."""
 
+    walk: str
     utterances: tuple[Utterance, ...]
     voice: str
     language: str
@@ -85,10 +90,11 @@ class ChatterboxPort:
         self.modules = {"t3": net, **synthesiser.modules}
         self.config = net.config
         resources = t3_resources(net, variant, options, deployment)
-        nodes = [*t3_nodes(net, variant, resources, options, deployment), *synthesiser.nodes]
+        first = t3_nodes(net, variant, resources, options, deployment)
         edges = (Edge("conditioner.prompt", "t3.prompt", Whole()), *synthesiser.edges)
-        walks = {"speak": tuple(node.name for node in nodes)}
-        self.graph = Graph({node.name: node for node in nodes}, edges, {**resources, **synthesiser.resources}, walks)
+        walks = {name: (*(node.name for node in first), *then) for name, then in synthesiser.walks.items()}
+        nodes = {node.name: node for node in (*first, *synthesiser.nodes)}
+        self.graph = Graph(nodes, edges, {**resources, **synthesiser.resources}, walks)
 
     def voices(self) -> Sequence[str]:
         """The voices that this server speaks without a clip."""
@@ -110,7 +116,8 @@ class ChatterboxPort:
             )
         limit = self._limit(knobs)
         utterances = (Utterance(voice, ids, knobs, limit, (task.seed + i) % 2**63) for i, ids in enumerate(texts))
-        return Job(tuple(utterances), "" if clip is not None else knobs.voice, self._language(knobs))
+        walk, name = "stream" if task.live else "whole", "" if clip is not None else knobs.voice
+        return Job(walk, tuple(utterances), name, self._language(knobs))
 
     def _clip(self, clip: Audio) -> Conditionals:
         with torch.inference_mode():
@@ -154,7 +161,7 @@ class ChatterboxPort:
         """A group of sentences a piece, each through the whole walk."""
         for one in job.utterances:
             need = Need(one.units(self.config) + one.limit, one.lanes)
-            yield Piece("speak", {"conditioner.text": Packed.one(one.text)}, one, needs={"t3_kv": need})
+            yield Piece(job.walk, {"conditioner.text": Packed.one(one.text)}, one, needs={"t3_kv": need})
         counts = {"pieces": len(job.utterances), "input_tokens": sum(len(one.text) for one in job.utterances)}
         yield Emit("info", Packed.one([{"voice": job.voice, "language": job.language, **counts}]))
 

@@ -209,7 +209,7 @@ class T3Node(Node):
         ended = speaks & (tokens == self.stop[b.index])
         done = ended | (speaks & (self.left[b.index] <= 0))
         said = speaks & ~ended & (tokens < SPEECH_TOKENS)  # control tokens have no sound
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), {"tokens": self._items(tokens, said, done)})
+        return Settled(Verdict.until(done), {"tokens": self._items(tokens, said, done)})
 
     def _items(self, tokens: np.ndarray, said: np.ndarray, done: np.ndarray) -> Packed:
         counts = said.astype(np.int64)

@@ -76,7 +76,7 @@ class Deployment(BaseModel):
     watermark: bool = True
     voices_kept: int = Field(64, ge=1, description="voices of clips that stay ready to speak")
     stream_first_chunk_tokens: int | None = Field(None, ge=1, description="by default the model's own")
-    stream_chunk_tokens: int = Field(50, ge=0, description="0: whole utterances, exactly as the package makes them")
+    stream_chunk_tokens: int = Field(50, ge=0, description="0: streams are whole too, as the package speaks")
     stream_chunk_growth: int = Field(2, ge=1)
     stream_max_chunk_tokens: int = Field(200, ge=1)
     stream_context_tokens: int = Field(25, ge=0, description="settled tokens before a chunk; 0: all of them")

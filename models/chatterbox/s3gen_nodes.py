@@ -57,9 +57,8 @@ class FlowNode(Node):
     `knobs` (n_cfm_timesteps).
     """
 
-    name = "s3gen"
-
     def __init__(self, net: Flow, plan: StreamPlan, rows: int, bucket: int, speaker: int, captured: int = 0) -> None:
+        self.name = plan.nodes[0]
         self.net, self.plan, self.bucket, self.speaker = net, plan, bucket, speaker
         self.budget = float(rows)
         lengths = range(bucket, captured + 1, bucket) if bucket > 1 else ()
@@ -150,9 +149,8 @@ class VocoderNode(Node):
     into what was held back of that one; its own last frames are held back unless it is final.
     """
 
-    name = "vocoder"
-
     def __init__(self, net: HiFT, meanflow: bool, plan: StreamPlan, slots: int, rows: int, mark: Mark | None) -> None:
+        self.name = plan.nodes[1]
         self.net, self.meanflow, self.plan, self.mark = net, meanflow, plan, mark
         self.budget, self.each, device = float(rows), net.c.samples_per_frame, net.conv_pre.weight.device
         self.held = torch.zeros(slots + 1, TAIL * self.each, device=device)

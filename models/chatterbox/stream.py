@@ -31,6 +31,11 @@ class StreamPlan:
         return self.chunk == 0
 
     @property
+    def nodes(self) -> tuple[str, str]:
+        """Names of the nodes from tokens to mel and from mel to samples: the same networks are run in both ways."""
+        return ("s3gen_whole", "vocoder_whole") if self.whole else ("s3gen", "vocoder")
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The chunks before they reach their largest size."""
         sizes, size = [self.first], self.chunk
@@ -46,13 +51,16 @@ class StreamPlan:
         return Ramp([scale * size for size in self.sizes], scale * self.most, context, lookahead)
 
 
+WHOLE = StreamPlan(chunk=0)
+
+
 def edges(plan: StreamPlan) -> tuple[Edge, ...]:
     """From the speech tokens to the client. Both ramps have the same steps, so that a solve is a vocoder's chunk."""
-    frames = plan.policy(FRAMES_PER_TOKEN, LEAD + TAIL, 0)
+    (flow, vocoder), frames = plan.nodes, plan.policy(FRAMES_PER_TOKEN, LEAD + TAIL, 0)
     return (
-        Edge("t3.tokens", "s3gen.tokens", plan.policy(1, plan.context or EVERYTHING, LOOKAHEAD), rate=TOKEN_RATE),
-        Edge("s3gen.mel", "vocoder.mel", frames, rate=FRAMES_PER_TOKEN * TOKEN_RATE, device=True),
-        Edge("vocoder.pcm", "client.audio", Each(), rate=SAMPLE_RATE),
+        Edge("t3.tokens", f"{flow}.tokens", plan.policy(1, plan.context or EVERYTHING, LOOKAHEAD), rate=TOKEN_RATE),
+        Edge(f"{flow}.mel", f"{vocoder}.mel", frames, rate=FRAMES_PER_TOKEN * TOKEN_RATE, device=True),
+        Edge(f"{vocoder}.pcm", "client.audio", Each(), rate=SAMPLE_RATE),
     )
 
 

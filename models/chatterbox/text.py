@@ -1,14 +1,14 @@
 """Text as the networks were trained on it: punctuation, and what some languages need before they are tokenised.
 
 Packages for readings and stress are optional, as in the reference: without one the text stays as it is, and the log
-says so once.
+says so once. Those with a licence that allows it are the extra "multilingual".
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +37,16 @@ REPLACED = (
 NOT_IN_TURBO = ("...", " - ", ";")
 HANGUL, LEADS, VOWELS, TAILS = 0xAC00, 0x1100, 0x1161, 0x11A7
 SYLLABLES, PER_LEAD, PER_VOWEL = 0xD7AF - 0xAC00 + 1, 21 * 28, 28
+TOOLS: Mapping[str, tuple[str, str, Callable[[Any], Callable[[str], Any]]]] = {
+    "ja": ("pykakasi", "the reading of Japanese characters", lambda package: package.kakasi().convert),
+    "he": ("dicta_onnx", "pointing Hebrew", lambda package: package.Dicta().add_diacritics),
+    "ru": (
+        "russian_text_stresser.text_stresser",
+        "stress in Russian words",
+        lambda package: package.RussianTextStresser().stress_text,
+    ),
+    "zh": ("spacy_pkuseg", "cutting Chinese into words", lambda package: package.pkuseg().cut),
+}
 
 
 def punctuated(text: str, *, turbo: bool = False, wide: bool = False) -> str:
@@ -55,20 +65,35 @@ def punctuated(text: str, *, turbo: bool = False, wide: bool = False) -> str:
 def prepared(text: str, language: str, folder: Path) -> str:
     """Lower case, NFKD, and what the language needs. `folder` holds the checkpoint's tables."""
     text = normalize("NFKD", text.lower())
-    special = {"ko": _jamo, "ja": _kana, "he": _diacritics, "ru": _stress}
     if language == "zh":
         return _cangjie(text, cangjie_table(folder / "Cangjie5_TC.json"))
-    return special.get(language, str)(text)
+    if language in ("he", "ru"):
+        return _marked(text, language)
+    return {"ko": _jamo, "ja": _kana}.get(language, str)(text)
 
 
 @cache
-def optional(module: str, purpose: str) -> Any:
-    """A package that may be missing: then None, and the log says what is skipped."""
+def tool(language: str) -> Callable[[str], Any] | None:
+    """What a package does for a language; None, said in the log, where it is missing or does not start."""
+    module, purpose, make = TOOLS[language]
+    name = module.partition(".")[0]
     try:
-        return import_module(module)
+        return make(import_module(module))
     except ImportError:
-        log.warning("%s is not installed: %s is skipped", module.partition(".")[0], purpose)
-        return None
+        log.warning("%s is not installed: %s is skipped", name, purpose)
+    except Exception as error:  # some look for a model of their own when they start
+        log.warning("%s does not start (%s): %s is skipped", name, error, purpose)
+    return None
+
+
+def _marked(text: str, language: str) -> str:
+    """The text as the language's package gives it back; a text that it fails on stays, as in the reference."""
+    use = tool(language)
+    try:
+        return text if use is None else use(text)
+    except Exception as error:
+        log.warning("%s fails on a text, which stays: %s", TOOLS[language][0].partition(".")[0], error)
+        return text
 
 
 def _jamo(text: str) -> str:
@@ -85,15 +110,9 @@ def _letters(char: str) -> str:
     return letters + (chr(TAILS + tail) if tail else "")
 
 
-@cache
-def _kakasi() -> Callable[[str], list[dict[str, str]]] | None:
-    module = optional("pykakasi", "the reading of Japanese characters")
-    return None if module is None else module.kakasi().convert
-
-
 def _kana(text: str) -> str:
     """Kanji to hiragana by pykakasi; katakana stay."""
-    convert = _kakasi()
+    convert = tool("ja")
     if convert is None:
         return text
     return normalize("NFKD", "".join(_reading(part["orig"], part["hira"]) for part in convert(text)))
@@ -103,24 +122,6 @@ def _reading(written: str, read: str) -> str:
     if not any("\u4e00" <= char <= "\u9fff" for char in written):
         return written
     return f" {read}" if read[:1] in ("は", "へ") and read else read
-
-
-@cache
-def _speller(module: str, name: str, method: str, purpose: str) -> Callable[[str], str] | None:
-    found = optional(module, purpose)
-    return None if found is None else getattr(getattr(found, name)(), method)
-
-
-def _diacritics(text: str) -> str:
-    add = _speller("dicta_onnx", "Dicta", "add_diacritics", "pointing Hebrew")
-    return text if add is None else add(text)
-
-
-def _stress(text: str) -> str:
-    add = _speller(
-        "russian_text_stresser.text_stresser", "RussianTextStresser", "stress_text", "stress in Russian words"
-    )
-    return text if add is None else add(text)
 
 
 @cache
@@ -138,15 +139,9 @@ def cangjie_table(path: Path) -> dict[str, str]:
     return {word: code + (str(at) if (at := shared[code].index(word)) else "") for word, code in codes.items()}
 
 
-@cache
-def _segmenter() -> Callable[[str], list[str]] | None:
-    module = optional("spacy_pkuseg", "cutting Chinese into words")
-    return None if module is None else module.pkuseg().cut
-
-
 def _cangjie(text: str, codes: dict[str, str]) -> str:
     """Chinese characters to the tokens of their Cangjie keys."""
-    cut = _segmenter()
+    cut = tool("zh")
     return "".join(_spelled(char, codes) for char in (text if cut is None else " ".join(cut(text))))
 
 

@@ -91,9 +91,7 @@ class LM(Node):
         ended = spoke & (tokens == self.eos[b.index])
         done = ended | (spoke & (self.left[b.index] <= 0))
         emit = spoke & ~ended
-        return Settled(
-            np.where(done, Verdict.DONE, Verdict.AGAIN), {"token": Packed(tokens[emit], emit.astype(np.int64))}
-        )
+        return Settled(Verdict.until(done), {"token": Packed(tokens[emit], emit.astype(np.int64))})
 
 
 class Codec(Node):
@@ -208,7 +206,7 @@ class Denoise(Node):
             row.state.step += 1
         done = np.array([row.state.step >= row.knobs.steps for row in b.rows])
         return Settled(
-            np.where(done, Verdict.DONE, Verdict.AGAIN),
+            Verdict.until(done),
             {"picture": Packed(out["x"][: b.n][done], done.astype(np.int64))},
         )
 

@@ -164,7 +164,7 @@ class Decoder(Node):
         self.left[b.index] -= 1
         done = (out["id"][: b.n] == self.eot) | (self.left[b.index] <= 0)
         items = {name: out[name][: b.n] for name in ("id", "logprob", "no_speech")}
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), {"tokens": Packed(items, np.ones(b.n, np.int64))})
+        return Settled(Verdict.until(done), {"tokens": Packed(items, np.ones(b.n, np.int64))})
 
 
 class Aligner(Node):

@@ -1,7 +1,5 @@
 """Chatterbox's streamed sound against its whole: as a listener compares them, and exactly where it must be exact."""
 
-import asyncio
-
 import numpy as np
 import pytest
 import torch
@@ -191,16 +189,3 @@ async def test_chatterbox_an_end_without_tokens_gives_out_the_tail(calm, monkeyp
     chunks = await heard(calm, StreamPlan(), utterance)
     assert [len(chunk) for chunk in chunks] == [(70 - TAIL) * 480, TAIL * 480]
     assert any(ends)
-
-
-async def test_chatterbox_requests_that_leave_do_not_touch_those_that_stay(calm):
-    """Sixteen streams, some of which end early; the others' bytes are as alone."""
-    stay, leave = [tiny.utterance(20 + n, n) for n in range(3)], [tiny.utterance(60, 9 + n) for n in range(5)]
-    async with tiny.Bench(calm, tiny.SHORT, rows=1) as bench:
-        alone = [await bench.speak(one) for one in stay]
-        together, *_ = await asyncio.gather(
-            bench.together(stay), *(bench.leave(one, n % 3) for n, one in enumerate(leave))
-        )
-        for mine, theirs in zip(together, alone, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-        await bench.empty()

@@ -10,6 +10,7 @@ from perf.metrics.audio import (
     C200,
     AudioDuration,
     AudioThroughput,
+    FirstShare,
     GenerationFactor,
     RealTimeFactor,
     Underrun,
@@ -28,6 +29,7 @@ _ALWAYS: tuple[type[Metric], ...] = (SuccessRate, RequestThroughput, OfferedRate
 ROUTES: Mapping[str, tuple[type[Metric], ...]] = {
     "speech": (
         FirstAudio,
+        FirstShare,
         ChunkGap,
         RealTimeFactor,
         GenerationFactor,

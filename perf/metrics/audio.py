@@ -40,6 +40,19 @@ class GenerationFactor(Spread):
         return [(chunks[-1].t - chunks[0].t) * record.sound.rate / sum(c.size for c in chunks[1:])]
 
 
+class FirstShare(Spread):
+    """Time to the first audio, as a share of the whole response's time."""
+
+    name, title, unit, better = "first_share", "First audio's share of the time", "%", "lower"
+    needs = "two audio chunks"
+
+    def of(self, record: Record) -> list[float]:
+        chunks = content(record)
+        if not record.sound or len(chunks) < 2:
+            return []
+        return [100 * (chunks[0].t - record.sent) / (ended(record) - record.sent)]
+
+
 class AudioDuration(Spread):
     """Seconds of audio in a request."""
 

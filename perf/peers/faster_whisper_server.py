@@ -27,7 +27,8 @@ def main(compute_type: str, workers: int, threads: int) -> None:
 
     info = {"name": "faster-whisper", "versions": {n: version(n) for n in ("faster-whisper", "ctranslate2")}}
     settings = {"compute_type": compute_type, "num_workers": workers, "cpu_threads": threads, "beam_size": 1}
-    serve.serve(serve.Peer({**info, "settings": settings}, transcribe=transcribe))
+    # Twice the workers: the next clips are decoded while these are computed, and few go on when clients leave.
+    serve.serve(serve.Peer({**info, "settings": settings}, transcribe=transcribe, at_once=2 * workers))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
 """OpenAI's routes over plain functions, with the standard library only: it runs in a peer's environment.
 
 As thin as can be, so that what is measured is the peer: one thread a connection, at most `at_once` of them in the
-peer. `/v1/server_info` names versions and settings, which the bench records.
+peer. A client that has left before its turn is not worked for. `/v1/server_info` names versions and settings, which the
+bench records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
+import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email import message_from_bytes
@@ -18,9 +23,37 @@ from typing import Any
 UNKNOWN = 0xFFFFFFFF  # the length of a WAV file that is still being made
 
 
+class Left(Exception):
+    """The client has closed its connection."""
+
+
 class Server(ThreadingHTTPServer):
     request_queue_size = 512
     daemon_threads = True
+
+
+class Turns:
+    """A context of `places`, given in the order of asking: a semaphore would serve whoever has just been answered."""
+
+    def __init__(self, places: int) -> None:
+        self._free, self._lock = places, threading.Lock()
+        self._waiting: deque[threading.Event] = deque()
+
+    def __enter__(self) -> None:
+        called = threading.Event()
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            self._waiting.append(called)
+        called.wait()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1
 
 
 @dataclass
@@ -36,10 +69,10 @@ class Peer:
     chat: Callable[[Mapping[str, Any]], Iterable[str]] | None = None
     rate: int = 24_000
     at_once: int | None = None
-    turn: Any = field(init=False)
+    turn: Turns = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turn = threading.Semaphore(self.at_once or 10**6)
+        self.turn = Turns(self.at_once or 10**6)
 
 
 def serve(peer: Peer) -> None:
@@ -63,23 +96,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        if self.path.endswith("transcriptions"):
-            self._transcribe(form_file(self.headers["content-type"], body))
-        elif self.path.endswith("speech"):
-            self._chunks("audio/wav", self._wav(str(json.loads(body)["input"])))
-        else:
-            self._chunks("text/event-stream", self._events(json.loads(body)))
+        try:
+            if self.path.endswith("transcriptions"):
+                self._transcribe(form_file(self.headers["content-type"], body))
+            elif self.path.endswith("speech"):
+                self._chunks("audio/wav", self._wav(str(json.loads(body)["input"])))
+            else:
+                self._chunks("text/event-stream", self._events(json.loads(body)))
+        except (Left, ConnectionError):
+            self.close_connection = True
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A place in the peer; raises `Left` where nobody waits for the answer any more."""
+        with self.peer.turn:
+            if left(self.connection):
+                raise Left
+            yield
 
     def _transcribe(self, wav: bytes) -> None:
         assert self.peer.transcribe is not None
-        with self.peer.turn:
+        with self._turn():
             said = self.peer.transcribe(wav)
         self._document({"text": said})
 
     def _wav(self, text: str) -> Iterator[bytes]:
         assert self.peer.speak is not None
         opening = wav_header(self.peer.rate)
-        with self.peer.turn:
+        with self._turn():
             for piece in self.peer.speak(text):
                 yield opening + piece
                 opening = b""
@@ -87,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
     def _events(self, body: Mapping[str, Any]) -> Iterator[bytes]:
         assert self.peer.chat is not None
         tokens = 0
-        with self.peer.turn:
+        with self._turn():
             for tokens, piece in enumerate(self.peer.chat(body), 1):
                 usage = {"completion_tokens": tokens}
                 yield event({"choices": [{"index": 0, "delta": {"content": piece}}], "usage": usage})
@@ -112,6 +156,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a line a request is work that the peer would not do."""
+
+
+def left(connection: socket.socket) -> bool:
+    """Whether the other side has closed: nothing else can be read while its request is being answered."""
+    try:
+        return bool(select.select([connection], [], [], 0)[0]) and not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def event(value: Mapping[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +20,8 @@ import pytest
 from perf.arrivals import closed
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
-from perf.launch import Launch, Running, running
+from perf.health import idle
+from perf.launch import Launch, Running, alone, running
 from perf.metrics import evaluate, totals
 from perf.schema import Load, Run, read_run
 from perf.session import Session, Settings, measure
@@ -121,6 +123,23 @@ def test_interrupted_runs_keep_what_was_measured_and_resume():
     assert not whole.partial
     assert [p.load.level for p in whole.points] == [1, 4]
     assert whole.points[0] is partial.points[0]
+
+
+def test_a_run_that_had_no_time_for_some_loads_goes_on_with_those():
+    server = FakeServer(lambda i: Script(first=1.0, gaps=()), slots=1)
+
+    async def main() -> tuple[list[float], Run]:
+        live = [Running(Target("http://fake", "fake"))]
+        short, long = (
+            Session(default("speech"), [closed(1), closed(4)], Settings(budget=b), dial=dial_to(server))
+            for b in (7, 90)
+        )
+        first = await short.run(live)
+        return [len(p.measured) for p in first.points], await long.run(live, resume=first)
+
+    before, whole = simulate(main)
+    assert before == [4, 0]
+    assert [(p.load.level, len(p.measured)) for p in whole.points] == [(1, 4), (4, 16)]
 
 
 def test_a_signal_ends_a_real_run_and_leaves_a_readable_run_json(tmp_path: Path):
@@ -280,3 +299,35 @@ def test_own_files(tmp_path: Path):
     lines.write_text('{"text": "one"}\n{"txt": "two"}\n')
     with pytest.raises(SetupError, match="line 2"):
         from_path(lines, "speech")
+
+
+BUSY = "import time; end = time.time() + 1.5\nwhile time.time() < end: pass\ntime.sleep(30)"
+
+
+def test_only_the_server_that_is_measured_runs():
+    def state(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+
+    with start() as a, start() as b:
+        one, other = (Running(Target("http://x", "m", str(p.pid)), p.pid) for p in (a, b))
+        with contextlib.suppress(KeyError), alone(one, [one, other, Running(Target("http://y", "m", "y"))]):
+            time.sleep(0.1)
+            during = state(a.pid), state(b.pid)
+            raise KeyError
+        assert during == ("R", "T")
+        time.sleep(0.1)
+        assert state(b.pid) == "R"
+        a.kill()
+        b.kill()
+
+
+def test_a_server_that_still_works_is_waited_for():
+    with subprocess.Popen([sys.executable, "-S", "-c", BUSY]) as process:
+        began = time.monotonic()
+        assert not asyncio.run(idle(process.pid, patience=0.3))
+        assert asyncio.run(idle(process.pid))
+        assert time.monotonic() - began >= 1.4
+        process.kill()

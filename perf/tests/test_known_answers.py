@@ -36,6 +36,7 @@ def bench(
     warmup: int = 0,
     slots: int | None = None,
     timeout: float = 60.0,
+    cancel_every: int = 0,
     server: FakeServer | None = None,
 ) -> Point:
     """A point measured in simulated time."""
@@ -45,7 +46,7 @@ def bench(
         clock = Clock()
         sender = Sender(Target("http://fake", "fake"), route, clock, dial=dial_to(served))
         items = Workload("test", route, ITEMS).stream()
-        plan = Plan(requests, warmup, timeout)
+        plan = Plan(requests, warmup, timeout, cancel_every=cancel_every, cancel_after=0.1)
         return await Generator(sender, items, clock, load or closed(1), plan).run(Watch(clock), asyncio.Event())
 
     return simulate(main)
@@ -66,6 +67,7 @@ def test_speech_known_answers():
     point = bench("speech", lambda i: STREAM)
     expected = {
         "ttfa": 0.3,
+        "first_share": 100 * 0.3 / 0.56,
         "e2e": 0.56,
         "icl": 0.065,
         "rtf": 0.56 / 0.5,
@@ -157,6 +159,14 @@ def test_failures_are_counted_and_have_no_latency(script: Script, reason: str):
     assert (results["success"].value, results["e2e"].n) == (50.0, 3)
     assert results["e2e"].summary is not None
     assert results["e2e"].summary.max == near(0.56)
+
+
+def test_a_request_without_an_end_is_dropped_and_no_success():
+    """Every third client leaves: neither an answer nor a failure of the server's, and never nothing."""
+    point = bench("speech", lambda i: STREAM, requests=6, cancel_every=3)
+    counts = totals.counts(point)
+    assert (counts.sent, counts.ok, counts.failed, counts.dropped) == (6, 4, 0, 2)
+    assert value(point, "speech", "success") == near(100 * 4 / 6)
 
 
 def test_chat_errors_in_the_stream_are_failures():

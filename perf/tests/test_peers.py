@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import subprocess
 import sys
+import time
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +23,10 @@ from perf.bench import run_bench
 from perf.fake_server import FakeServer
 from perf.launch import Launch, running
 from perf.metrics.base import content
-from perf.peers import PEERS, environments, peer
+from perf.peers import PEERS, environments, peer, serve
 from perf.peers.environments import Environment
 from perf.peers.search import best, lines, settings_of
-from perf.peers.serve import form_file
+from perf.peers.serve import Turns, form_file
 from perf.tests.test_bench import QUICK, simulated
 from serving.errors import BadRequest, SetupError
 
@@ -41,6 +44,45 @@ def echo(tmp_path_factory: pytest.TempPathFactory):
     launch = Launch([sys.executable, "-S", "-c", ECHO, folder], "echo", "echo")
     with running(launch, tmp_path_factory.mktemp("logs")) as live:
         yield live.target.url
+
+
+SLOW = (
+    "import sys, time; sys.path.insert(0, sys.argv[1]); import serve; done = [];"
+    "serve.serve(serve.Peer({'name': 'slow', 'done': done}, at_once=1,"
+    " transcribe=lambda wav: (time.sleep(2.0), done.append(wav.decode()), 'said')[-1]))"
+)
+
+
+def test_nothing_is_made_for_a_client_that_has_left(tmp_path: Path):
+    launch = Launch([sys.executable, "-S", "-c", SLOW, str(Path(serve.__file__).parent)], "slow", "slow")
+    with running(launch, tmp_path) as live, ThreadPoolExecutor(4) as pool:
+        path = live.target.url + "/v1/audio/transcriptions"
+
+        def ask(name: str, patience: float) -> None:
+            with contextlib.suppress(httpx.TimeoutException):
+                httpx.post(path, files={"file": ("a.wav", name.encode(), "audio/wav")}, timeout=patience)
+
+        first = pool.submit(ask, "first", 30)
+        time.sleep(0.5)
+        leaving = [pool.submit(ask, name, 0.2) for name in ("left", "gone")]
+        last = pool.submit(ask, "last", 30)
+        for one in (first, *leaving, last):
+            one.result()
+        assert httpx.get(live.target.url + "/v1/server_info").json()["done"] == ["first", "last"]
+
+
+def test_turns_are_given_in_the_order_of_asking():
+    turns, seen = Turns(1), []
+
+    def work(name: int) -> None:
+        for _ in range(3):
+            with turns:
+                time.sleep(0.05)
+                seen.append(name)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert all(sorted(seen[i : i + 4]) == [0, 1, 2, 3] for i in (0, 4, 8))
 
 
 def test_a_form_s_file_comes_out_byte_for_byte():
@@ -120,7 +162,7 @@ def test_the_best_setting_is_the_one_with_the_highest_throughput():
     assert best(replace(run, points=[])) is None
     table = list(lines(both))
     assert table[0] == "| Setting | c=1 | c=4 |"
-    assert table[-1].endswith("best at c=4: server")
+    assert table[-2:] == ["| best | server | server |", "\nbest of all: server"]
 
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -145,7 +187,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
-def test_the_chat_peer_gives_what_generate_gives_token_by_token(checkpoint: Path, tmp_path: Path):
+@pytest.mark.parametrize("name", ["transformers-chat", "transformers-chat-2x1"])
+def test_the_chat_peer_gives_what_generate_gives_token_by_token(name: str, checkpoint: Path, tmp_path: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer, net = AutoTokenizer.from_pretrained(checkpoint), AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -154,7 +197,7 @@ def test_the_chat_peer_gives_what_generate_gives_token_by_token(checkpoint: Path
     expected = tokenizer.decode(net.generate(**ids, **options, min_new_tokens=9)[0, 3:], skip_special_tokens=True)
     work = tmp_path / "one.jsonl"
     work.write_text('{"text": "w3 w5 w7", "body": {"max_tokens": 9}}')
-    with running(peer(f"transformers-chat:{checkpoint}", {"chat"})[0], tmp_path) as live:
+    with running(peer(f"{name}:{checkpoint}", {"chat"})[0], tmp_path) as live:
         bench = partial(run_bench, url=live.target.url, model="m", route="chat", requests=1, workload=work)
         set_length, free = bench(concurrency=(1,), ignore_eos=True), bench(concurrency=(1,))
     (full,), (short,) = (run.points[0].measured for run in (set_length, free))

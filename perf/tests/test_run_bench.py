@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.bench import route_of, routes_of, run_bench
+from perf.bench import _workloads, route_of, routes_of, run_bench
 from perf.fake_server import FakeServer, Script
 from perf.schema import Load, read_run
 from serving.errors import BadRequest
@@ -76,3 +76,18 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path):
         run_bench(url="http://127.0.0.1:1", route="speech")
     with pytest.raises(BadRequest, match="needs a label"):
         run_bench(route="speech")
+
+
+def test_a_named_workload_goes_to_its_route_and_files_to_none_of_several(tmp_path: Path):
+    both = {"a": "speech", "b": "transcription", "c": "speech"}
+    made = _workloads(both, "phrases:n=5", 0)
+    assert {label: work.name for label, work in made.items()} == {
+        "a": "phrases", "b": "recorded sentences", "c": "phrases",
+    }  # fmt: skip
+    assert made["a"] is made["c"]
+    assert all(len(item.text.split()) <= 8 for item in made["a"].items)
+    assert len(made["a"].items) == 5
+    with pytest.raises(BadRequest, match="is for chat, not for speech or transcription"):
+        _workloads(both, "prompts", 0)
+    with pytest.raises(BadRequest, match="bench the keys apart"):
+        _workloads(both, tmp_path, 0)

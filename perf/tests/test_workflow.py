@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,37 @@ def test_a_wrong_command_is_seen(wrong: str):
     assert RECIPES
     with pytest.raises(Exception, match=r"No such|unexpected extra"):
         parse(shlex.split(wrong))
+
+
+def steps(job: str) -> str:
+    """The shell of a job's steps, for the toy and few requests, in this environment instead of ones of their own."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "measure.yml").read_text())["jobs"]
+    here = (s["run"] for s in jobs[job]["steps"] if "run" in s and "schedule" not in s.get("if", ""))
+    text = "\n".join(run for run in here if "pip install" not in run)
+    text = re.sub(r"source \S+|\$\{\{.*?\}\}", "", text).replace("whisper_tiny_en", "toy")
+    return text.replace("--requests 24 --repeats 5", "--requests 3 --repeats 2").replace(
+        "dashboard history", "dashboard ."
+    )
+
+
+@pytest.mark.nightly
+def test_the_steps_of_the_recipe_run_and_end_in_a_comment_and_a_site(tmp_path: Path):
+    """`gh` is replaced by a script that keeps what it is given."""
+    for name, code in {"toolkit": f'{sys.executable} -m toolkit.cli.main "$@"', "gh": 'echo "$@" >> gh.txt'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    summary = tmp_path / "summary.md"
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(summary)}
+    for job in ("bench", "comment", "dashboard"):
+        script = ["bash", "-e", "-c", steps(job)]
+        done = subprocess.run(
+            script, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (job, done.stdout, done.stderr)
+    report = (tmp_path / "runs" / "head" / "report.md").read_text()
+    comment = (tmp_path / "comment.md").read_text()
+    assert report in comment
+    assert report in summary.read_text()
+    assert "toy, e2e at c=4: inconclusive" in comment or "toy, ttfa at c=4: inconclusive" in comment
+    assert "--body-file comment.md" in (tmp_path / "gh.txt").read_text()
+    assert (tmp_path / "site" / "index.html").is_file()

@@ -12,11 +12,13 @@ from perf.workloads.clips import recordings, tones
 from perf.workloads.live import sessions, spoken
 from perf.workloads.media import films, pictures, scenes, seen
 from perf.workloads.mixed import mixed
-from perf.workloads.text import prompts, sentences
+from perf.workloads.text import phrases, prompts, sentences
 from serving.errors import BadRequest, nearest
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {
     "sentences": sentences,
+    "phrases": phrases,
+    "paragraphs": partial(sentences, parts=(3, 3)),
     "long-texts": partial(sentences, parts=(4, 8)),
     "recordings": recordings,
     "tones": tones,

@@ -36,6 +36,15 @@ def sentences(n: int = 64, seed: int = 0, parts: tuple[int, int] = (1, 1)) -> Wo
     return Workload("long texts" if parts[1] > 1 else "sentences", "speech", items, seed)
 
 
+def phrases(n: int = 64, seed: int = 0) -> Workload:
+    """Speech: `n` distinct texts of about six words."""
+    rng = random.Random(seed)
+    texts: dict[str, None] = {}
+    while len(texts) < n:
+        texts[f"{rng.choice(WHO)} {rng.choice(DID)} {rng.choice(WHAT)}."] = None
+    return Workload("phrases", "speech", [Item(f"text-{i:04d}", text) for i, text in enumerate(texts)], seed)
+
+
 def prompts(n: int = 64, seed: int = 0, words: int = 50, max_tokens: int = 64) -> Workload:
     """Chat: `n` distinct prompts of exactly `words` words; answers of at most `max_tokens` tokens."""
     rng = random.Random(seed)

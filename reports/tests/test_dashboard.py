@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from perf.arrivals import closed
 from perf.schema import Run
 from reports.dashboard import write_dashboard
 from reports.history import series, steps
+from reports.numbers import quantity
 from reports.summary import build
 from reports.tests.test_parity_matrix import report, row
 from reports.tests.test_reports import make
@@ -48,12 +50,15 @@ def test_the_site_links_every_run(tmp_path: Path):
     report([row(), row(rung="served", state="fail")]).write(tmp_path / "in" / "parity" / "parity.json")
     index = write_dashboard([tmp_path / "in"], tmp_path / "out")
     page = index.read_text()
-    reports = sorted(p.relative_to(index.parent) for p in index.parent.glob("*/report.html"))
+    reports = sorted(p.relative_to(index.parent) for p in index.parent.rglob("*") if p != index)
     assert len(reports) == 2
     assert all(f'href="{path}"' in page for path in reports)
     assert "<script" not in page
     assert "pass 1 / 1, 25.0 % of the bound" in page
     assert "fail 0 / 1" in page
     assert "fake: throughput by load" in page
+    assert re.findall(r"<th>(c=.*?)</th>", page) == ["c=1", "c=2"]
+    (newest,) = [r for r in build(runs(2)[1]).rows if r.load.level == 2]
+    assert f"<td>{quantity(newest.figures['ttfa'].value, 's')}</td>" in page
     with pytest.raises(SetupError, match="No run"):
         write_dashboard([tmp_path / "nowhere"], tmp_path / "out")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +174,126 @@ def test_parts_of_a_mixed_load_are_rows_of_their_own(tmp_path: Path):
         rate = ended / (point["end"] - point["start"])
         assert part["figures"]["request_throughput"]["value"] == pytest.approx(rate, abs=1e-9)
     assert "one, long-texts:n=4" in {p.name: p.read_text() for p in write_all(run, tmp_path)}["report.md"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two targets at three loads, three times, one of them on slower answers."""
+    out = tmp_path_factory.mktemp("two")
+    loads, scripts = [closed(1), closed(2), closed(4)], [Script(first=0.2 + 0.03 * i, gaps=(0.1,)) for i in range(7)]
+    run = make(labels=("one", "two"), scripts=scripts, loads=loads, repeats=3, requests=9)
+    run.save(out / "run.json")
+    write_all(read_run(out / "run.json"), out)
+    return out
+
+
+def bare_points(bare: dict, label: str, load: str) -> list[dict]:
+    return [p for p in bare["points"] if (p["label"], f"c={p['load']['level']:g}") == (label, load)]
+
+
+def first_audio(point: dict) -> list[float]:
+    """Of measured answers, in the order in which they were sent."""
+    measured = [r for r in point["records"] if point["start"] <= r["sent"] <= point["sent_until"]]
+    return [next(c[0] for c in r["chunks"] if c[1] == "content") - r["sent"] for r in measured if r["outcome"] == "ok"]
+
+
+def spoken_rate(point: dict) -> float:
+    """Seconds of audio a second."""
+    start, end = point["start"], point["end"]
+    good = [r for r in point["records"] if r["outcome"] == "ok"]
+    pieces = [
+        c[2] / r["sound"]["rate"] for r in good for c in r["chunks"] if c[1] == "content" and start <= c[0] <= end
+    ]
+    return sum(pieces) / (end - start)
+
+
+def interval(values: list[float], middle, resamples: int = 2000) -> tuple[float, float]:
+    """95 % of the middles of samples drawn with replacement."""
+    drawn = np.random.default_rng(0).choice(np.array(values), (resamples, len(values)))
+    low, high = np.quantile(np.apply_along_axis(middle, 1, drawn), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def test_every_interval_is_derived_again(two: Path):
+    bare = json.loads((two / "run.json").read_text())
+    rows = json.loads((two / "report.json").read_text())["rows"]
+    assert len(rows) == 6
+    for row in rows:
+        points = bare_points(bare, row["label"], row["load"])
+        assert (row["repeats"], row["seconds"]) == (3, pytest.approx(sum(p["end"] - p["start"] for p in points)))
+        firsts = [value for p in points for value in first_audio(p)]
+        wanted = {"ttfa": (firsts, np.median), "audio_throughput": ([spoken_rate(p) for p in points], np.mean)}
+        for name, (values, middle) in wanted.items():
+            figure = row["figures"][name]
+            assert (figure["low"], figure["high"]) == pytest.approx(interval(values, middle), abs=1e-9), name
+            assert figure["low"] <= figure["value"] <= figure["high"]
+
+
+def permuted(a: list[float], b: list[float]) -> float:
+    """Two-sided p of Mann and Whitney's U over all ways to deal the values."""
+
+    def u(x, y) -> float:
+        return sum((p > q) + 0.5 * (p == q) for p in x for q in y)
+
+    pool, seen = [*a, *b], u(a, b)
+    deals = itertools.combinations(range(len(pool)), len(a))
+    dealt = [u([pool[i] for i in d], [pool[i] for i in range(len(pool)) if i not in d]) for d in deals]
+    share = min(np.mean([x >= seen - 1e-9 for x in dealt]), np.mean([x <= seen + 1e-9 for x in dealt]))
+    return min(1.0, 2 * float(share))
+
+
+def test_every_comparison_is_derived_again(two: Path):
+    bare = json.loads((two / "run.json").read_text())
+    found = json.loads((two / "report.json").read_text())["comparisons"]
+    assert len(found) == 6
+    for c in found:
+        one, other = (bare_points(bare, label, c["load"]) for label in ("one", "two"))
+        each = (lambda p: float(np.median(first_audio(p)))) if c["metric"] == "ttfa" else spoken_rate
+        a, b = [each(p) for p in one], [each(p) for p in other]
+        assert c["ratio"] == pytest.approx(np.median(b) / np.median(a), abs=1e-9)
+        rng = np.random.default_rng(0)
+        over, under = (np.median(rng.choice(np.array(v), (10_000, 3)), axis=1) for v in (b, a))
+        assert (c["low"], c["high"]) == pytest.approx(tuple(np.quantile(over / under, [0.025, 0.975])), abs=1e-9)
+        assert c["p"] == pytest.approx(permuted(a, b), abs=1e-9)
+
+
+def test_every_limit_found_is_derived_again(two: Path):
+    """The knee is the last step on the way up that gave 5 % more."""
+    bare = json.loads((two / "run.json").read_text())
+    found = json.loads((two / "report.json").read_text())["found"]
+    assert [f["label"] for f in found] == ["one", "two"]
+    for f in found:
+        points = {p["load"]["level"]: p for p in bare["points"] if p["label"] == f["label"] and p["repeat"] == 0}
+        rates = {level: spoken_rate(point) for level, point in sorted(points.items())}
+        top = 1.0
+        for level in (2.0, 4.0):
+            if rates[level] < 1.05 * rates[top]:
+                break
+            top = level
+        assert (f["load"]["level"], f["throughput"]) == (top, pytest.approx(rates[top], abs=1e-9))
+        assert f["good"] == 100.0
+
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def test_the_tables_that_people_read_show_these_numbers(two: Path):
+    """Each number of the tables by load is one of report.json, rounded, in Markdown and in HTML."""
+    rows = {(r["label"], r["load"]): r for r in json.loads((two / "report.json").read_text())["rows"]}
+    lines = [line.strip("|").split("|") for line in (two / "report.md").read_text().splitlines() if "| c=" in line]
+    page = (two / "report.html").read_text()
+    table = re.findall(r"<tr[^>]*>\s*<th scope=\"row\">(one|two)</th>(.*?)</tr>", page, re.S)
+    lines += [[label, *re.findall(r"<td>(.*?)</td>", cells)] for label, cells in table if "<td>c=" in cells]
+    lines = [line for line in lines if line[1].strip() in ("c=1", "c=2", "c=4")]
+    assert len(lines) == 12
+    for label, load, counts, throughput, first, *others in ([cell.strip() for cell in line] for line in lines):
+        row = rows[label, load]
+        assert counts == f"{row['counts']['ok']} / {row['counts']['sent']}"
+        shown = [(throughput, "audio_throughput", ("value", "low", "high")), (first, "ttfa", ("value", "low", "high"))]
+        shown += [(others[0], "ttfa", ("p95",)), (others[1], "e2e", ("p95",))]
+        for cell, name, parts in shown:
+            figure = row["figures"][name]
+            values = [figure["spread"][part] if part == "p95" else figure[part] for part in parts]
+            scale = 1000 if " ms" in cell else 1
+            got = [float(n) / scale for n in NUMBER.findall(cell)]
+            assert got == pytest.approx(values, rel=5.1e-3), (label, load, name, cell)

@@ -18,7 +18,7 @@ from perf.arrivals import closed
 from perf.client.routes import Target
 from perf.fake_server import FakeServer, Script
 from perf.launch import Running
-from perf.schema import Load, Run, read_run
+from perf.schema import Load, Run, Sample, read_run
 from perf.session import Session, Settings
 from perf.tests.virtual import dial_to, simulate
 from perf.workloads import default
@@ -56,9 +56,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+SPREADS = ("ttfa", "first_share", "e2e", "icl", "rtf", "audio_s", "underrun")
+
+
 def rederived(run: dict, label: str, level: float) -> dict[str, float]:
     """Figures of one target at one load, from run.json as plain JSON."""
-    values: dict[str, list[float]] = {name: [] for name in ("ttfa", "e2e", "icl", "rtf", "audio_s", "underrun")}
+    values: dict[str, list[float]] = {name: [] for name in SPREADS}
     totals = ("audio", "requests", "good", "success", "c50", "c100", "c200")
     rates: dict[str, list[float]] = {name: [] for name in totals}
     for point in (p for p in run["points"] if p["label"] == label and p["load"]["level"] == level):
@@ -79,6 +82,7 @@ def rederived(run: dict, label: str, level: float) -> dict[str, float]:
             played = np.cumsum([size for _, size in pieces])[:-1] / rate
             late = max(0.0, max(t - pieces[0][0] - p for (t, _), p in zip(pieces[1:], played, strict=True)))
             values["ttfa"].append(pieces[0][0] - r["sent"])
+            values["first_share"].append(100 * (pieces[0][0] - r["sent"]) / (r["end"] - r["sent"]))
             values["e2e"].append(r["end"] - r["sent"])
             values["icl"] += list(np.diff([t for t, _ in pieces]))
             values["rtf"].append((r["end"] - r["sent"]) / seconds)
@@ -185,6 +189,25 @@ def test_invalid_points_say_so_everywhere(tmp_path: Path):
     assert "the model declares 48000" in files["report.md"].read_text()
     assert "the model declares 48000" in files["report.html"].read_text()
     assert ElementTree.parse(files["junit.xml"]).getroot().get("failures") == "2"
+
+
+def test_a_repeat_that_the_machine_spoilt_is_left_out_and_named():
+    run = make(loads=[closed(1)], repeats=3)
+    whole, (first, second, third) = build(run), run.points
+    span = second.end - second.start
+    samples = [Sample(t, busy=busy, client=0.0, server=0.0) for t, busy in ((0.0, 0.0), (span, 0.5 * span))]
+    run.client["cores"] = 1
+    run.points[1] = dataclasses.replace(second, samples=samples)
+    (row,) = build(run).rows
+    assert row.points == (first, third)
+    assert row.figures["ttfa"].n == whole.rows[0].figures["ttfa"].n * 2 // 3
+    assert [(f.level, f.message) for f in row.flags if f.code == "left_out"] == [
+        ("warning", "1 of 3 repeats left out: other programs used 50 % of the machine's CPU")
+    ]
+    run.points[:] = [run.points[1]]
+    (row,) = build(run).rows
+    assert not row.valid
+    assert row.points == tuple(run.points)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@ class Verdict(IntEnum):
 
     AGAIN, WAIT, DONE = 0, 1, 2
 
+    @staticmethod
+    def until(done: np.ndarray) -> np.ndarray:
+        """[n] DONE where `done` [n] bool holds, AGAIN elsewhere."""
+        return np.multiply(done, _DONE, dtype=np.int64)
+
+
+_DONE = int(Verdict.DONE)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -136,6 +144,7 @@ class Batch:
     taken: Mapping[str, Sequence[Chunk | None]] = field(default_factory=dict)  # port -> [n] those chunks
     use: dict[str, Any] = field(default_factory=dict)  # label -> what that resource planned for this step
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    hosts: dict[str, np.ndarray] = field(default_factory=dict)  # host memory of buffers
 
     def chunks(self, port: str) -> list[Chunk]:
         """The chunk that each row took from a port which every row of the batch takes; [] for a batch of sinks."""
@@ -146,6 +155,17 @@ class Batch:
         held = self.buffers.get(name)
         if held is None or held.shape != shape:
             held = self.buffers[name] = torch.zeros(shape, dtype=dtype, device=self.slots.device)
+            self.hosts.pop(name, None)
+        return held
+
+    def host(self, name: str) -> np.ndarray:
+        """Host memory for a buffer's values: its own or, on another device, pinned memory to copy from."""
+        held = self.hosts.get(name)
+        if held is None:
+            tensor = self.buffers[name]
+            if tensor.device.type != "cpu":
+                tensor = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            held = self.hosts[name] = tensor.numpy()
         return held
 
 
@@ -384,6 +404,7 @@ class Task:
     inputs: Mapping[str, Any]
     knobs: Any
     seed: int = 0  # the engine sets the request's seed before `prepare`
+    live: bool = False  # and this too: the client plays the output as it is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +498,10 @@ class Model(Protocol):
         """
 
     def present(self, port: str, items: Packed) -> Any:
-        """A client port's items as the API wants them: PCM, pixels, text; never containers."""
+        """A client port's items as the API wants them: PCM, pixels, text; never containers.
+
+        On the client's event loop, or in a host pool where the items are many bytes.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from serving import numerics
 from serving.core import memory
@@ -53,8 +53,7 @@ class EngineSettings:
     rules: Rules = field(default_factory=Rules)
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """What ran: for profiles and metrics. Times in seconds."""
 
     model: str
@@ -145,7 +144,7 @@ class Engine:
             seed = zlib.crc32(request_id.encode())
         self._requests.expect(request_id)
         try:
-            job = await loop.run_in_executor(self._pool, port.prepare, replace(task, seed=seed))
+            job = await loop.run_in_executor(self._pool, port.prepare, replace(task, seed=seed, live=live))
             request = Request(request_id, model, job, seed, handle, self._clock(), session, priority, live)
             request.in_flight = port.in_flight(job)
             request.steps = port.pieces(job)

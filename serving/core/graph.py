@@ -32,7 +32,7 @@ class Wiring:
 
 
 def check(graph: Graph) -> None:
-    """Refuse a graph that cannot run: every name used must exist and every input port have one source."""
+    """Refuse a graph that cannot run: every name used must exist and every input port of a walk have one source."""
     for name, node in graph.nodes.items():
         if node.name != name:
             raise SetupError(f'Node "{name}" calls itself "{node.name}".')
@@ -40,7 +40,6 @@ def check(graph: Graph) -> None:
             _known(label, graph.resources, f'resource of node "{name}"')
         if list(node.buckets) != sorted(node.buckets):
             raise SetupError(f'Node "{name}" must list its buckets in ascending order.')
-    sources: dict[str, str] = {}
     for edge in graph.edges:
         (source, _), (target, _) = split(edge.source), split(edge.target)
         for end in {source, target} - {CLIENT}:
@@ -51,11 +50,23 @@ def check(graph: Graph) -> None:
             raise SetupError(
                 f"The edge {edge.source} -> {edge.target} touches the client: it cannot stay on the device."
             )
-        if sources.setdefault(edge.target, edge.source) != edge.source:
-            raise SetupError(f"{edge.target} has two sources: {sources[edge.target]} and {edge.source}.")
     for walk, nodes in graph.walks.items():
         for name in nodes:
             _known(name, graph.nodes, f'node of walk "{walk}"')
+        _one_source(_inside(graph, nodes))
+
+
+def _inside(graph: Graph, nodes: tuple[str, ...]) -> list[Edge]:
+    """The edges of a walk: those with both ends in it."""
+    inside = {*nodes, CLIENT}
+    return [edge for edge in graph.edges if {split(edge.source)[0], split(edge.target)[0]} <= inside]
+
+
+def _one_source(edges: list[Edge]) -> None:
+    sources: dict[str, str] = {}
+    for edge in edges:
+        if sources.setdefault(edge.target, edge.source) != edge.source:
+            raise SetupError(f"{edge.target} has two sources: {sources[edge.target]} and {edge.source}.")
 
 
 def wirings(graph: Graph) -> dict[str, Wiring]:
@@ -65,11 +76,8 @@ def wirings(graph: Graph) -> dict[str, Wiring]:
 
 def _wire(graph: Graph, nodes: tuple[str, ...]) -> Wiring:
     wiring = Wiring(nodes)
-    inside = {*nodes, CLIENT}
-    for edge in graph.edges:
+    for edge in _inside(graph, nodes):
         (source, out), (target, port) = split(edge.source), split(edge.target)
-        if source not in inside or target not in inside:
-            continue
         if source == CLIENT:
             wiring.client_inputs[out] = edge
         else:

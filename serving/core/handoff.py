@@ -35,7 +35,15 @@ class End:
     error: ToolkitError | None = None
 
 
+LIGHT = 1 << 16  # bytes of items that are presented on the event loop: to go to a thread and back costs more
 Event = tuple[str, Any, int] | End
+
+
+def _size(values: Any) -> int:
+    """Bytes of arrays; what is no array is small."""
+    if isinstance(values, dict):
+        return sum(map(_size, values.values()))
+    return int(getattr(values, "nbytes", 0))
 
 
 class Handle:
@@ -101,7 +109,10 @@ class Handle:
                 break
             items.append(event)
         if items:
-            self._ready.extend(await self.loop.run_in_executor(self._pool, self._present, items))
+            if sum(_size(values) for _, values, _ in items) <= LIGHT:
+                self._ready.extend(self._present(items))
+            else:
+                self._ready.extend(await self.loop.run_in_executor(self._pool, self._present, items))
             if self._paced:
                 self._engine.consumed(self.id, sum(count for _, _, count in items))
 
@@ -138,12 +149,28 @@ class Shared:
             start += count
 
 
+class Mailbox:
+    """What one event loop has still to open. A loop that was called and has not come yet finds later parcels too."""
+
+    __slots__ = ("called", "parcels")
+
+    def __init__(self) -> None:
+        self.parcels: deque[Own | Shared] = deque()
+        self.called = False
+
+    def open(self) -> None:
+        """On the event loop. Whoever adds a parcel after the loop was last seen empty finds `called` unset."""
+        self.called = False
+        for _ in range(len(self.parcels)):
+            self.parcels.popleft().open()
+
+
 class Outbox:
-    """What one engine pass hands over, in order; `flush` makes one call an event loop."""
+    """What the engine hands over, in order; `flush` makes at most one call an event loop, and none to a busy one."""
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []
-        self._parcels: dict[asyncio.AbstractEventLoop, list[Own | Shared]] = {}
+        self._boxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 
     def add(self, request: Request, event: Event) -> None:
         if not request.events:
@@ -153,32 +180,34 @@ class Outbox:
     def share(self, loop: asyncio.AbstractEventLoop, handles: list[Handle], port: str, items: Packed) -> None:
         """Items of many clients, after all that was added before."""
         self._seal()
-        self._parcels.setdefault(loop, []).append(Shared(handles, port, items))
+        self._box(loop).parcels.append(Shared(handles, port, items))
 
     def _seal(self) -> None:
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             handle = request.handle
-            self._parcels.setdefault(handle.loop, []).append(Own(handle, request.events))
+            self._box(handle.loop).parcels.append(Own(handle, request.events))
             request.events = []
+
+    def _box(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        box = self._boxes.get(loop)
+        if box is None:
+            self._boxes = {other: one for other, one in self._boxes.items() if not other.is_closed()}
+            box = self._boxes[loop] = Mailbox()
+        return box
 
     def flush(self) -> None:
         self._seal()
-        if self._parcels:
-            loops, self._parcels = self._parcels, {}
-            for loop, parcels in loops.items():
-                call(loop, _open, parcels)
+        for loop, box in self._boxes.items():
+            if box.parcels and not box.called:
+                box.called = True
+                call(loop, box.open)
 
 
 def call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
     """`call_soon_threadsafe`, or nothing when the client's loop has closed: nobody is left to tell."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *args)
-
-
-def _open(parcels: list[Own | Shared]) -> None:
-    for parcel in parcels:
-        parcel.open()
 
 
 def cancelled() -> End:

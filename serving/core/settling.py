@@ -120,8 +120,8 @@ class Settler:
             self._failed(step)
             return
         cohort = step.cohort
-        steady = cohort is not None and cohort.holds(cohort.plan.group) and not settled.verdicts.any()  # all AGAIN
-        if steady:
+        held = cohort is not None and cohort.holds(cohort.plan.group)
+        if held and not np.count_nonzero(settled.verdicts):  # all AGAIN
             self._settle_steady(step, settled)
         else:
             self._settle_each(step, settled)

@@ -28,7 +28,7 @@ def warm(node: NodeRun) -> None:
     for rows, units in node.runner.buckets:
         for _ in range(2):
             frame = node.runner.frame(empty, 0, (rows, units))
-            batch = Batch(0, rows, units, [], frame.slots, empty, empty, [], buffers=frame.buffers)
+            batch = Batch(0, rows, units, [], frame.slots, empty, empty, [], buffers=frame.buffers, hosts=frame.hosts)
             for label, resource, write in node.uses:
                 batch.use[label] = resource.plan(batch, write=write)
             node.node.stage(batch)
@@ -76,8 +76,9 @@ class Step:
         rows, index, counts, lanes, tokens = self._columns(units)
         frame = node.runner.frame(index, tokens)
         ins, taken = self._take(units) if self.cohort is None else ({}, {})  # a repeating offer takes nothing
+        memory = frame.buffers, frame.hosts
         self.batch = Batch(
-            len(rows), frame.rows, frame.units, rows, frame.slots, index, counts, lanes, ins, taken, {}, frame.buffers
+            len(rows), frame.rows, frame.units, rows, frame.slots, index, counts, lanes, ins, taken, {}, *memory
         )
         for label, resource, write in node.uses:
             self.batch.use[label] = resource.plan(self.batch, write=write)

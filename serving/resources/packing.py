@@ -38,6 +38,14 @@ def pack(b: Batch, lanes: Mapping[str, int]) -> Packing:
     return _ragged(rows, index, b.units[rows].astype(np.int64), heads, heads + (counts > 1))
 
 
+def lost(b: Batch, kept: np.ndarray) -> np.ndarray | None:
+    """[n] the units that a step's rows do not keep; None where they keep all, told at once when `kept` is `b.units`."""
+    if kept is b.units:
+        return None
+    found = b.units - kept
+    return found if np.count_nonzero(found) else None
+
+
 def lane_of(lanes: Mapping[str, int], name: str) -> int:
     """A lane's index. A pool with a single lane serves every lane, as one encoder cache serves both
     branches.

@@ -18,7 +18,7 @@ from serving.attention import Layout, Ring, attend_with
 from serving.core.contract import MAIN, Batch, Content, Resource
 from serving.errors import SetupError
 from serving.resources.kv_step import KVStep, Pool
-from serving.resources.packing import Packing, lane_of, pack
+from serving.resources.packing import Packing, lane_of, lost, pack
 from serving.resources.pages import Pages
 from serving.resources.prefix import PrefixCache, page_keys
 from serving.resources.sequences import Sequences
@@ -202,7 +202,7 @@ class PagedKV(Resource):
     def _fill(self, b: Batch, packed: Packing, layout: Layout) -> Tensor:
         """positions, rows, sequences [T each], last, last_second [size each]."""
         block, steady = Block(b, self._name, 3 * b.total + 2 * b.size), self._steady
-        if steady is not None and steady.seqs is layout.seqs and packed.ones and block.pinned is None:
+        if steady is not None and steady.seqs is layout.seqs and packed.ones and not block.apart:
             if any(tensor is block.tensor for tensor in steady.filled):
                 block.put(layout.first, len(layout.first))
                 return block.tensor
@@ -224,10 +224,10 @@ class PagedKV(Resource):
         past = self._past.pop(id(b), None)
         if past is not None and kept[past].any():
             raise ValueError("a step kept more than its owner has reserved")
-        lost = b.units - kept
-        if np.count_nonzero(lost):
+        back = lost(b, kept)
+        if back is not None:
             packed = pack(b, self.lanes)
-            self.seqs.length[self._seqs(b, packed)] -= lost[packed.rows]
+            self.seqs.length[self._seqs(b, packed)] -= back[packed.rows]
 
     def truncate(self, owner: str, length: int, lanes: tuple[str, ...] | None = None) -> None:
         """Forget what the owner stored from position `length` on; its room stays. No step of it is in flight."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from serving.core.contract import MAIN, Batch, Content
 from serving.resources.one_each import OneEach
-from serving.resources.packing import pack
+from serving.resources.packing import lost, pack
 from serving.resources.staging import Block
 
 _numbers = itertools.count()
@@ -94,6 +94,6 @@ class Positions(OneEach):
         return found
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
-        lost = b.units - kept
-        if np.count_nonzero(lost):
-            self.count[b.index] -= lost
+        back = lost(b, kept)
+        if back is not None:
+            self.count[b.index] -= back

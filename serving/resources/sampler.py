@@ -14,16 +14,23 @@ from serving.core.contract import MAIN, Batch, Content
 from serving.errors import SetupError, nearest
 from serving.resources import draws, sampling
 from serving.resources.one_each import OneEach
+from serving.resources.packing import lost
 
 ORDER = ("penalty", "temperature", "top_k", "top_p", "min_p")
 WARM, TOP_K, TOP_P, MIN_P, PENALTY, BIAS, MASK = (1 << i for i in range(7))
 FLAGS = {"penalty": PENALTY, "temperature": WARM, "top_k": TOP_K, "top_p": TOP_P, "min_p": MIN_P}
+SMALLEST = 1e-6  # of what logits are divided by
+AHEAD = 8  # steps whose draws are made at once
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose a token. Temperature 0 takes the most likely one; the other defaults do nothing."""
+    """How to choose a token. Temperature 0 takes the most likely one; the other defaults do nothing.
+
+    A temperature or repetition penalty under `SMALLEST` counts as 0 or as `SMALLEST`: to divide by less would
+    overflow.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -45,7 +52,7 @@ class SamplingParams:
         """Which operations these parameters need."""
         penalty = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         found = PENALTY * penalty | BIAS * bool(self.logit_bias)
-        if self.temperature > 0:
+        if self.temperature >= SMALLEST:
             found |= WARM | TOP_K * (self.top_k > 0) | TOP_P * (self.top_p < 1) | MIN_P * (self.min_p > 0)
         return found
 
@@ -71,6 +78,28 @@ class SavedSampler:
     keys: np.ndarray
     position: int
     prompt: int
+
+
+@dataclass(slots=True)
+class Steady:
+    """Rows that step together again and again, by as many units: what they need, and their draws, made ahead."""
+
+    index: np.ndarray
+    units: np.ndarray
+    flags: np.ndarray  # [subs, n]
+    found: int  # the flags of all rows
+    keys: np.ndarray  # [subs, n]
+    draws: np.ndarray | None = None  # [AHEAD, subs, n]
+    taken: int = AHEAD
+
+    def draw(self, position: np.ndarray) -> np.ndarray:
+        """[subs, n] the draws at these positions, which are those of the last call and `units` more."""
+        if self.taken == AHEAD:
+            self.draws = draws.uniform(self.keys, position + np.arange(AHEAD)[:, None, None] * self.units)
+            self.taken = 0
+        assert self.draws is not None
+        self.taken += 1
+        return self.draws[self.taken - 1]
 
 
 class Sampler(OneEach):
@@ -107,7 +136,7 @@ class Sampler(OneEach):
         self.position = np.zeros(slots + 1, np.int64)
         self.prompt = np.zeros(slots + 1, np.int64)  # a draw before the prompt's end counts for nothing
         self._tables: dict[str, Tensor] = {}
-        self._steady: tuple[bytes, np.ndarray, int, np.ndarray] | None = None
+        self._steady: Steady | None = None
         self._name = f"sampler{next(_numbers)}"
 
     def bind(self, slot: int, owner: str) -> None:
@@ -136,6 +165,7 @@ class Sampler(OneEach):
             chosen = (subs or {}).get(name, params)
             for number in NUMBERS:
                 self.numbers[number][sub, slot] = getattr(chosen, number)
+            self.numbers["repetition_penalty"][sub, slot] = max(SMALLEST, chosen.repetition_penalty)
             self.flags[sub, slot] = chosen.flags
         self.flags[1:, slot] &= ~(PENALTY | BIAS)
         self.keys[:, slot] = draws.keys(seed, len(self.subs))
@@ -190,6 +220,7 @@ class Sampler(OneEach):
     def adopt(self, owner: str, content: Content, length: int) -> None:
         """Count on from `length`, when so many positions have been taken from a cache."""
         self.position[self._owners[owner]] = length
+        self._steady = None
 
     def save(self, owner: str) -> SavedSampler:
         """The owner's parameters and counters, on the host; no step of it is in flight."""
@@ -211,36 +242,30 @@ class Sampler(OneEach):
         self.position[slot], self.prompt[slot] = state.position, state.prompt
 
     def plan(self, b: Batch, *, write: bool) -> SamplerStep:
-        index = b.index
-        position = self.position.take(index) + b.units
-        self.position[index] = position
-        flags, found, keys = self._rows(index)
+        position = self.position.take(b.index) + b.units
+        self.position[b.index] = position
+        steady = self._steady
+        if steady is None or steady.index is not b.index or steady.units is not b.units:
+            steady = self._steady = self._rows(b)
         u = None
-        if found & WARM:
+        if steady.found & WARM:
             u = b.buffer(self._name, (len(self.subs), b.size), torch.float64)
-            self._stage(u, draws.uniform(keys, position))
-        due = position >= self.prompt[index] if found & PENALTY else None
-        return SamplerStep(self, b.slots, flags, found, u, due)
+            host = b.host(self._name)
+            host[:, : b.n] = steady.draw(position)
+            if u.device.type != "cpu":
+                u.copy_(torch.from_numpy(host), non_blocking=True)
+        due = position >= self.prompt[b.index] if steady.found & PENALTY else None
+        return SamplerStep(self, b.slots, steady.flags, steady.found, u, due)
 
-    def _rows(self, index: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
-        """What the rows need, any of them needs, and their keys; kept while the same rows step."""
-        rows = index.tobytes()
-        if self._steady is None or self._steady[0] != rows:
-            flags = self.flags.take(index, 1)
-            self._steady = rows, flags, int(np.bitwise_or.reduce(flags, axis=None)), self.keys.take(index, 1)
-        return self._steady[1:]
-
-    def _stage(self, u: Tensor, drawn: np.ndarray) -> None:
-        n = drawn.shape[1]
-        if u.device.type == "cpu":
-            u.numpy()[:, :n] = drawn
-        else:
-            u[:, :n].copy_(torch.from_numpy(drawn).pin_memory(), non_blocking=True)
+    def _rows(self, b: Batch) -> Steady:
+        flags = self.flags.take(b.index, 1)
+        return Steady(b.index, b.units, flags, int(np.bitwise_or.reduce(flags, axis=None)), self.keys.take(b.index, 1))
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
-        lost = b.units - kept
-        if np.count_nonzero(lost):
-            self.position[b.index] -= lost
+        back = lost(b, kept)
+        if back is not None:
+            self._steady = None
+            self.position[b.index] -= back
             for step in b.use.values():
                 if isinstance(step, SamplerStep) and step.sampler is self:
                     step.forget(np.flatnonzero((kept == 0) & (b.units > 0)))
@@ -322,8 +347,9 @@ class SamplerStep:
         """Let the penalties know the tokens of rows whose prompt is over; the next step sees them."""
         due = torch.zeros(len(tokens), dtype=torch.int32)
         due[: len(self.flags[0])] = torch.from_numpy((self.flags[0] & PENALTY > 0) & self.due)
-        self.counted, self.weight = tokens, due.to(tokens.device)
-        self._add(self.slots, tokens, self.weight)
+        weight = due.to(tokens.device)
+        self._add(self.slots, tokens, weight)
+        self.counted, self.weight = tokens, weight
 
     def _add(self, slots: Tensor, tokens: Tensor, weight: Tensor) -> None:
         self.sampler.table("counts", torch.int32)[slots, tokens] += weight

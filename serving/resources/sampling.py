@@ -66,8 +66,11 @@ def min_p(logits: Tensor, p: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, u: Tensor) -> Tensor:
-    """The token at which the cumulative probability, in vocabulary order, passes u [N] in [0, 1)."""
+    """The token at which the cumulative probability, in vocabulary order, passes u [N] in [0, 1).
+
+    Always one of the vocabulary: a row of NaN takes the last.
+    """
     mass = logits.double().softmax(-1).cumsum(-1)
     total = mass[:, -1:].contiguous()
     found = torch.searchsorted(mass, u[:, None] * total, right=True)
-    return torch.minimum(found, torch.searchsorted(mass, total))[:, 0]
+    return torch.minimum(found, torch.searchsorted(mass, total))[:, 0].clamp(max=logits.shape[-1] - 1)

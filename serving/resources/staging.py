@@ -12,16 +12,12 @@ from serving.core.contract import Batch
 class Block:
     """Columns of a batch's static int64 buffer, written in order. `push` makes them visible to the device."""
 
-    __slots__ = ("at", "host", "pinned", "tensor")
+    __slots__ = ("apart", "at", "host", "tensor")
 
     def __init__(self, b: Batch, name: str, width: int) -> None:
         self.tensor = b.buffer(name, (width,), torch.int64)
-        self.pinned: Tensor | None = None
-        if self.tensor.device.type == "cpu":
-            self.host = self.tensor.numpy()
-        else:
-            self.pinned = torch.empty(width, dtype=torch.int64, pin_memory=True)
-            self.host = self.pinned.numpy()
+        self.host = b.host(name)
+        self.apart = self.tensor.device.type != "cpu"  # the device has memory of its own
         self.at = 0
 
     def put(self, values: np.ndarray, width: int, padding: int = 0) -> None:
@@ -33,6 +29,6 @@ class Block:
             self.host[at + count : self.at] = padding
 
     def push(self) -> Tensor:
-        if self.pinned is not None:
-            self.tensor.copy_(self.pinned, non_blocking=True)
+        if self.apart:
+            self.tensor.copy_(torch.from_numpy(self.host), non_blocking=True)
         return self.tensor

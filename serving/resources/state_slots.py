@@ -12,6 +12,7 @@ from torch import Tensor
 from serving.core.contract import Batch, Content
 from serving.errors import SetupError
 from serving.resources.one_each import OneEach
+from serving.resources.packing import lost
 from serving.resources.snapshots import Snapshots
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -140,11 +141,12 @@ class StateSlots(OneEach):
 
     def commit(self, b: Batch, kept: np.ndarray) -> None:
         """A step keeps all of a row's units or, with `rollback`, none; without, a row that keeps none has ended."""
-        step, lost = self._steps.pop(id(b), None), kept < b.units
-        if step is not None and lost.any():
-            if kept[lost].any():
+        step, back = self._steps.pop(id(b), None), lost(b, kept)
+        if step is not None and back is not None:
+            rows = np.flatnonzero(back)
+            if kept[rows].any():
                 raise ValueError("a state goes back a whole step or not at all")
-            step.undo(np.flatnonzero(lost))
+            step.undo(rows)
 
     def release(self, owner: str) -> None:
         self._owner.pop(self._owners.get(owner, 0), None)

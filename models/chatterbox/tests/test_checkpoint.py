@@ -15,8 +15,9 @@ import torch
 
 from models import registry
 from models.chatterbox import weights
-from models.chatterbox.checkpoint import load_port
+from models.chatterbox.checkpoint import EXACT, PADDED, bucket_of, load_port
 from models.chatterbox.config import ENGLISH, MULTILINGUAL, TURBO, VARIANTS
+from models.chatterbox.stream import WHOLE, StreamPlan
 from models.chatterbox.t3 import T3
 from models.chatterbox.tests import saved, tiny
 from models.chatterbox.voice_encoder import VoiceEncoder
@@ -120,17 +121,44 @@ async def test_speech_over_http_alone_and_among_eight(key, folders):
         assert alone[0].content != alone[1].content
         crowd = await asyncio.gather(*(sound(client, key, seed=3 + i % 2, cfg_weight=i % 3 / 2) for i in range(8)))
         assert all(len(one.content) % 2 == 0 and len(one.content) for one in crowd)
-        streamed = b""
-        async with client.stream("POST", "/v1/audio/speech", json=body(key, stream=True)) as answer:
-            async for part in answer.aiter_bytes():
-                streamed += part
-        assert streamed == alone[0].content
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "bucket"),
+    [
+        (WHOLE, Options(), EXACT),
+        (WHOLE, Options(profile="fast"), EXACT),
+        (WHOLE, Options(device="cuda"), EXACT),
+        (WHOLE, Options(device="cuda", profile="fast"), PADDED),
+        (WHOLE, Options(device="cuda", profile="fast", numerics="invariant"), EXACT),
+        (StreamPlan(), Options(), PADDED),
+        (StreamPlan(), Options(numerics="invariant"), EXACT),
+    ],
+)
+def test_what_must_have_the_packages_bits_is_not_padded(plan, options, bucket):
+    assert bucket_of(plan, options) == bucket
+
+
+@every_key
+async def test_what_is_not_streamed_is_spoken_whole(key, folders):
+    """As by a server that speaks nothing but whole utterances, where a stream is spoken whole too."""
+    cut = {"stream_first_chunk_tokens": 4, "stream_chunk_tokens": 5}
+    async with serving(key, folders[key], **cut) as client:
+        whole, streamed = [(await sound(client, key, stream=live)).content for live in (False, True)]
+        events = await sound(client, key, stream_format="sse")
+    async with serving(key, folders[key], stream_chunk_tokens=0) as client:
+        assert [(await sound(client, key, stream=live)).content for live in (False, True)] == [whole, whole]
+    assert len(streamed) == len(whole)
+    assert streamed != whole
+    parts = [json.loads(line[6:]) for line in events.text.splitlines() if line.startswith("data: {")]
+    assert b"".join(base64.b64decode(part["audio"]) for part in parts if "audio" in part) == streamed
 
 
 @every_key
 @pytest.mark.parametrize("capture", ["eager", pytest.param("static", marks=pytest.mark.nightly)])
 async def test_sound_does_not_depend_on_neighbours_where_that_is_promised(key, capture, folders):
-    fields = [{"seed": i, "input": "Hello. " * (1 + i % 3), "cfg_weight": i % 2 / 2} for i in range(4)]
+    weights = [{"stream": i > 2, "cfg_weight": i % 2 / 2} for i in range(6)]
+    fields = [{"seed": i, "input": "Hello. " * (1 + i % 3), **one} for i, one in enumerate(weights)]
     async with serving(key, folders[key], "invariant", stream_first_chunk_tokens=4, stream_chunk_tokens=5) as client:
         alone = [(await sound(client, key, **one)).content for one in fields]
     options = {"stream_first_chunk_tokens": 4, "stream_chunk_tokens": 5}

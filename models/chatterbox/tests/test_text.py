@@ -12,7 +12,7 @@ from models.chatterbox import text
 @pytest.fixture(autouse=True)
 def fresh():
     """Nothing is remembered of which packages there are."""
-    caches = (text.optional, text._kakasi, text._speller, text._segmenter, text.cangjie_table)
+    caches = (text.tool, text.cangjie_table)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -41,6 +41,26 @@ def test_without_its_package_a_text_stays_and_the_log_says_so_once(packages, tmp
     with caplog.at_level(logging.WARNING):
         assert [text.prepared("Abc", language, tmp_path) for _ in range(2)] == ["abc", "abc"]
     assert [record.message.split()[0] for record in caplog.records] == [package]
+
+
+def fails(*_):
+    raise RuntimeError("no model here")
+
+
+@pytest.mark.parametrize(
+    ("language", "package", "kept"),
+    [
+        ("he", {"dicta_onnx": SimpleNamespace(Dicta=fails)}, "does not start"),
+        ("he", {"dicta_onnx": SimpleNamespace(Dicta=lambda: SimpleNamespace(add_diacritics=fails))}, "fails on a text"),
+        ("ja", {"pykakasi": SimpleNamespace(kakasi=fails)}, "does not start"),
+        ("zh", {"spacy_pkuseg": SimpleNamespace(pkuseg=fails)}, "does not start"),
+    ],
+)
+def test_a_package_that_fails_leaves_the_text(packages, tmp_path, caplog, language, package, kept):
+    packages.update(package)
+    with caplog.at_level(logging.WARNING):
+        assert text.prepared("Abc", language, tmp_path) == "abc"
+    assert any(kept in record.message and "no model here" in record.message for record in caplog.records)
 
 
 def test_kanji_are_read_and_katakana_stay(packages, tmp_path):

@@ -96,6 +96,7 @@ class Synthesiser:
 
     def __init__(self):
         self.nodes, self.resources, self.modules = (Echo(),), {}, {}
+        self.walks = {"whole": ("s3gen",), "stream": ("s3gen",)}
         tokens = Edge("t3.tokens", "s3gen.tokens", Ramp((3, 6), 12, context=4, lookahead=3), rate=25)
         self.edges = (tokens, Edge("s3gen.pcm", "client.audio", Each(), rate=24_000))
 

@@ -26,7 +26,7 @@ from models.chatterbox.s3gen_config import (
     VocoderConfig,
 )
 from models.chatterbox.s3gen_nodes import FlowNode, Mark, VocoderNode
-from models.chatterbox.stream import StreamPlan, edges
+from models.chatterbox.stream import WHOLE, StreamPlan, edges
 from parity.harness import Spec, recipe_for
 from serving.core.contract import (
     Batch,
@@ -53,7 +53,6 @@ CONFIG = S3GenConfig(
     speaker=SpeakerConfig(8, 16),
 )
 TURBO = replace(CONFIG, estimator=EstimatorConfig(32, 2, 16, 2, 2, meanflow=True))
-WHOLE = StreamPlan(chunk=0)
 SHORT = StreamPlan(first=6, chunk=8, growth=2, most=16, context=8)
 SPECIAL = {  # where unit gain would clip, divide by nothing, or let rounding decide the phase of the sines
     "*.alpha": (1.0, 0.3),
@@ -200,18 +199,3 @@ class Bench:
 
     async def together(self, spoken: Sequence[Spoken]) -> list[np.ndarray]:
         return list(await asyncio.gather(*(self.speak(one) for one in spoken)))
-
-    async def leave(self, spoken: Spoken, after: int) -> None:
-        """Ask for an utterance and go away after so many chunks."""
-        task = Task("speak", {"spoken": spoken}, NoKnobs())
-        async with await self.engine.submit(CARD.key, task, request_id=f"s{next(numbers)}", seed=1) as handle:
-            for _ in range(after):
-                await anext(handle, None)
-
-    async def empty(self, seconds: float = 20.0) -> None:
-        """Wait until every slot is back."""
-        for _ in range(int(seconds / 0.01)):
-            if self.engine.stats()["free_slots"][CARD.key] == 8 and not self.engine.stats()["requests"]:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still held: {self.engine.stats()}")

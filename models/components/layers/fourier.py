@@ -8,12 +8,13 @@ Activations are channels last, so that windows are strided views and channels ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from models.components.layers.crew import Crew, Workspace
 
 
 def transforms(tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,31 +37,10 @@ def transforms(tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(data), np.array(kernel), np.array(result).T
 
 
-class Workspace:
-    """Float32 buffers by name that only grow: a process that reuses them pays no page faults and fragments no heap.
-
-    What is asked for beyond `most` elements is made anew and not kept. For one thread at a time.
-    """
-
-    def __init__(self, most: int = 1 << 24) -> None:
-        self.most = most
-        self._held: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A buffer of a shape; it holds what its last user left, zeros where nobody wrote."""
-        size = math.prod(shape)
-        if size > self.most:
-            return torch.zeros(shape)
-        held = self._held.get(name)
-        if held is None or held.numel() < size:
-            held = self._held[name] = torch.zeros(size)
-        return held[:size].view(shape)
-
-
 class FourierConv1d:
     """A stride-1 convolution whose output is as long as its input. Weight [O, C, K], K odd.
 
-    `group` tiles are transformed at a time: few enough to stay in a cache.
+    `group` tiles are computed at a time: enough rows for a product, few enough to stay in a cache.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int, tile: int, group: int) -> None:
@@ -87,37 +67,57 @@ class FourierConv1d:
         """Rows of the input that are read, the `pad` before the first included."""
         return self.written(count) + self.dilation * (self.tile - self.step)
 
-    def __call__(self, x: Tensor, count: int, out: Tensor, work: Workspace) -> None:
-        """x [>= read(count), C], row `pad` being the first position -> out [>= written(count), O]."""
-        for phase in range(self.dilation):
-            found = out if self.dilation == 1 else work.take("phase", self.tiles(count) * self.step, self.outputs)
-            for first, size, points in self._points(x[phase:], count, work):
-                rows = found[first * self.step : (first + size) * self.step].view(size, self.step, self.outputs)
-                torch.bmm(self.inverse_matrix.expand(size, -1, -1), points, out=rows)
-            if found is not out:
-                target = out[phase : count : self.dilation]
-                target.copy_(found[: len(target)])
+    def groups(self, count: int) -> list[range]:
+        """Tiles of all phases, one phase after another, in equal groups. Of an even number, for an even share."""
+        total = self.dilation * self.tiles(count)
+        number = min(total, 2 * -(-total // (2 * self.group)))
+        return [range(total * i // number, total * (i + 1) // number) for i in range(number)]
 
-    def add(self, x: Tensor, count: int, to: Tensor, work: Workspace) -> None:
+    def __call__(self, x: Tensor, count: int, out: Tensor, crew: Crew, work: Workspace) -> None:
+        """x [>= read(count), C], row `pad` being the first position -> out [>= written(count), O]."""
+
+        def compute(group: range) -> None:
+            for start, points in self._points(x, count, group, work):
+                made = work.take("rows", len(points), self.step, self.outputs)
+                torch.bmm(self.inverse_matrix.expand(len(points), -1, -1), points, out=made)
+                made = made.flatten(0, 1)
+                out[start :: self.dilation][: len(made)] = made
+
+        crew.each(compute, self.groups(count))
+
+    def add(self, x: Tensor, count: int, to: Tensor, crew: Crew, work: Workspace) -> None:
         """As a call, but the result is added to `to`. Dilation 1 only."""
         assert self.dilation == 1
-        for first, size, points in self._points(x, count, work):
-            rows = to[first * self.step : (first + size) * self.step].view(size, self.step, self.outputs)
-            rows.baddbmm_(self.inverse_matrix.expand(size, -1, -1), points)
 
-    def _points(self, x: Tensor, count: int, work: Workspace) -> Iterator[tuple[int, int, Tensor]]:
-        """Groups of tiles: the first tile, how many, and the spectrum of their result [size, M, O]."""
-        tiles, points = self.tiles(count), len(self.weight)
-        row = self.dilation * self.inputs
-        for first in range(0, tiles, self.group):
-            size = min(self.group, tiles - first)
-            window = x[first * self.step * self.dilation :].as_strided(
-                (size, self.tile, self.inputs), (self.step * row, row, 1)
-            )
-            seen = work.take("seen", size, points, self.inputs)
-            torch.bmm(self.forward_matrix.expand(size, -1, -1), window, out=seen)
-            made = work.take("made", points, size, self.outputs)
-            torch.bmm(seen.transpose(0, 1), self.weight, out=made)
-            if self.bias is not None:
-                made[0] += self.bias
-            yield first, size, made.transpose(0, 1)
+        def compute(group: range) -> None:
+            for start, points in self._points(x, count, group, work):
+                rows = to[start : start + len(points) * self.step].view(-1, self.step, self.outputs)
+                rows.baddbmm_(self.inverse_matrix.expand(len(points), -1, -1), points)
+
+        crew.each(compute, self.groups(count))
+
+    def _points(self, x: Tensor, count: int, group: range, work: Workspace) -> Iterator[tuple[int, Tensor]]:
+        """The result's spectra of a group's tiles, phase by phase: the first row of the output, spectra [n, M, O]."""
+        points, row = len(self.weight), self.dilation * self.inputs
+        seen = work.take("seen", len(group), points, self.inputs)
+        runs = list(self._runs(count, group))
+        for start, part in runs:
+            size = part.stop - part.start
+            window = x[start:].as_strided((size, self.tile, self.inputs), (self.step * row, row, 1))
+            torch.bmm(self.forward_matrix.expand(size, -1, -1), window, out=seen[part])
+        made = work.take("made", points, len(group), self.outputs)
+        torch.bmm(seen.transpose(0, 1), self.weight, out=made)
+        if self.bias is not None:
+            made[0] += self.bias
+        for start, part in runs:
+            yield start, made[:, part].transpose(0, 1)
+
+    def _runs(self, count: int, group: range) -> Iterator[tuple[int, slice]]:
+        """Where a group's tiles of each phase start in the signal, and which of the group they are."""
+        each = self.tiles(count)
+        first = group.start
+        while first < group.stop:
+            phase, tile = divmod(first, each)
+            last = min(group.stop, (phase + 1) * each)
+            yield phase + tile * self.step * self.dilation, slice(first - group.start, last - group.start)
+            first = last

@@ -140,7 +140,7 @@ class Decoder(Node):
             "text": Packed(deltas, made),
             "info": Packed(facts, done.astype(np.int64)),
         }
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), emits)
+        return Settled(Verdict.until(done), emits)
 
     def _logprob(self, out: Mapping[str, Any], i: int, token: int, turn: Turn) -> TokenLogprob | None:
         if not turn.logprobs:

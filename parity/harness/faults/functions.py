@@ -49,7 +49,7 @@ def swapped(module: nn.Module, names: frozenset[str], swap: Swap) -> Iterator[No
     real = module.forward
     children = [child for child in module.modules() if child is not module]
     handles = [child.register_forward_pre_hook(enter) for child in children]
-    handles += [child.register_forward_hook(leave) for child in children]
+    handles += [child.register_forward_hook(leave, always_call=True) for child in children]
     try:
         with mock.patch.object(module, "forward", forward):
             yield

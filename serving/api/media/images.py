@@ -19,6 +19,7 @@ from serving.settings import Limits
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<base64>;base64)?,", re.ASCII)
 READABLE = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 LOSSLESS = {"png"}
+RATES = (0.1, 240.0)  # frames a second: a GIF and a WebP say milliseconds, of which there is a most
 
 
 def from_data_url(url: str, param: str) -> bytes:
@@ -65,7 +66,11 @@ def encode_image(pixels: np.ndarray, fmt: str, quality: int) -> bytes:
     return buffer.getvalue()
 
 
-def check_video_format(fmt: str) -> None:
+def check_video(fmt: str, fps: float) -> None:
+    """Refuse, before anything is made, a format that cannot be written here and a rate that no format can say."""
+    low, high = RATES
+    if not low <= fps <= high:
+        raise BadRequest(f'"fps" must be {low:g} to {high:g}, got {fps:g}.', param="fps")
     if fmt == "mp4":
         pyav('"mp4" (unlike "webp" and "gif")', "output_format")
 

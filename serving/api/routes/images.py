@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from serving.api.media.images import (
-    check_video_format,
+    check_video,
     decode_image,
     encode_image,
     encode_video,
@@ -42,12 +42,13 @@ async def videos(call: Call) -> Response:
     """Films for a prompt, with or without a first picture."""
     model, parsed = call.parse(**_size(call))
     route: Videos = parsed.route
-    check_video_format(route.output_format)
+    asked = float(getattr(parsed.knobs, "fps", DEFAULT_FPS))
+    check_video(route.output_format, asked)
     results = await _made(call, model, route, parsed.knobs)
     files = []
     for arrays, info in results:
         frames = np.concatenate(arrays)
-        fps = float(info.get("fps", getattr(parsed.knobs, "fps", DEFAULT_FPS)))
+        fps = float(info.get("fps", asked))
         files.append(await call.host(encode_video, frames, fps, route.output_format))
     return JSONResponse(answer(files, route.output_format, results[0][1]))
 

@@ -104,6 +104,7 @@ async def test_films_take_json_and_forms(as_form):
         (FILM, {"image": "data:image/png;base64,@@"}, "image", "base64"),
         (FILM, {"image": "/etc/passwd"}, "image", "data URL"),
         (FILM, {"num_frames": 34}, "num_frames", "nearest valid value is 33"),
+        (FILM, {"fps": 5e-324}, "fps", "0.1 to 240"),
     ],
 )
 async def test_a_bad_field_is_a_400_that_says_why(path, fields, param, says):
@@ -151,11 +152,11 @@ def test_mp4_has_every_frame():
 
 
 def test_mp4_without_pyav_is_refused_with_the_hint(monkeypatch):
-    from serving.api.media.images import check_video_format
+    from serving.api.media.images import check_video
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadRequest, match="pip install"):
-        check_video_format("mp4")
+        check_video("mp4", 8.0)
 
 
 @pytest.mark.parametrize("data", [b"", b"not a picture", file_of()[:40], b"\x89PNG\r\n\x1a\n" + bytes(50)])

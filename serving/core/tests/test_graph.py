@@ -47,3 +47,12 @@ def test_a_walk_leaves_out_the_edges_that_end_outside_it():
     assert not wiring["encode"].client_outputs
     assert not wiring["encode"].outputs["encoder"]
     assert list(wiring["all"].client_outputs) == ["text"]
+
+
+def test_each_walk_may_have_a_source_of_its_own_for_a_port():
+    edges = (Edge("encoder.h", "client.text", Each()), Edge("decoder.t", "client.text", Each()))
+    made = graph(edges, walks={"draft": ("encoder",), "final": ("decoder",)})
+    check(made)
+    assert [wirings(made)[walk].client_outputs["text"].source for walk in made.walks] == ["encoder.h", "decoder.t"]
+    with pytest.raises(SetupError, match="two sources"):
+        check(graph(edges, walks={"both": ("encoder", "decoder")}))

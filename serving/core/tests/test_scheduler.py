@@ -41,8 +41,8 @@ def group(seats, node=None):
     return SimpleNamespace(key="k", node=node or FakeNode(), seats=deque(seats), passed=0)
 
 
-def run_calls(sessions, fixed, per_row, rules, hold, seconds=4.0):
-    """Calls with a frame a tick, staggered over it: frames that came too late to be played, and the steps.
+def run_calls(sessions, fixed, per_row, rules, hold, spread=TICK, seconds=4.0):
+    """Calls with a frame a tick, `spread` over so many seconds: frames that came too late to be played, and the steps.
 
     The first three ticks are not counted: how long a step takes has to be seen.
     """
@@ -50,7 +50,7 @@ def run_calls(sessions, fixed, per_row, rules, hold, seconds=4.0):
     node.live = sessions
     calls = [
         SimpleNamespace(
-            arrived=i * TICK / sessions, live=True, spoken=True, first_output=None, played=0.0, clocked=True
+            arrived=i * spread / sessions, live=True, spoken=True, first_output=None, played=0.0, clocked=True
         )
         for i in range(sessions)
     ]
@@ -88,6 +88,15 @@ def test_thirty_two_calls_leave_the_device_to_others_because_rows_are_held():
     late_without, free = run_calls(32, rules=rules, hold=False, **step)
     assert (late, late_without) == (0, 0)
     assert held < 0.1 * free
+
+
+def test_thirty_two_calls_of_one_clock_fit_their_tick_because_rows_are_held():
+    """A step is over half a tick, so a first row that does not wait for the others leaves them no time."""
+    rules, step = Rules(target=TICK), {"fixed": 0.55 * TICK, "per_row": 0.001 * TICK, "spread": 0.1 * TICK}
+    late, held = run_calls(32, rules=rules, hold=True, **step)
+    late_without, _ = run_calls(32, rules=rules, hold=False, **step)
+    assert late == 0
+    assert late_without > 0.3 * 32 * held
 
 
 @pytest.mark.parametrize("sessions", [1, 4, 16, 32])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from scipy import stats
 
 from serving.errors import SetupError
 from serving.resources import Sampler, SamplingParams, draws, sampling
+from serving.resources.sampler import AHEAD
 from serving.resources.tests.batches import batch
 
 VOCAB = 13
@@ -220,6 +223,47 @@ def test_draw_takes_no_token_without_probability_at_the_ends():
     logits = torch.tensor([[-np.inf, 0.0, -np.inf, 0.0, -np.inf]])
     for u, want in ((0.0, 1), (0.4999, 1), (0.5001, 3), (1 - 2**-53, 3)):
         assert sampling.draw(logits, torch.tensor([u], dtype=torch.float64)).tolist() == [want]
+
+
+@pytest.mark.parametrize("units", [1, 3])
+def test_draws_made_ahead_are_those_of_their_positions(units):
+    sampler = make()
+    params = SamplingParams(temperature=1.0)
+    for slot in (1, 2):
+        sampler.set(slot, params, seed=slot)
+    b = batch([1, 2], [units] * 2)
+    keys = np.concatenate([draws.keys(slot, 1) for slot in (1, 2)])
+    position = np.zeros(2, np.int64)
+    for turn in range(4 * AHEAD):
+        b.use["sampler"] = step = sampler.plan(b, write=True)
+        position += units
+        assert step.u.numpy()[0].tolist() == draws.uniform(keys, position).tolist()
+        if turn == 5:
+            sampler.commit(b, np.array([0, units]))
+            position[0] -= units
+        elif turn == 13:
+            sampler.set(2, params, seed=2)
+            position[1] = 0
+        else:
+            sampler.commit(b, b.units)
+
+
+def test_numbers_too_small_to_divide_by_leave_a_token_to_choose():
+    sampler = make()
+    tiny = SamplingParams(temperature=5e-324, repetition_penalty=5e-324)
+    sampler.set(1, tiny, prompt=[0, 1], output=[2])
+    sampler.set(2, replace(tiny, temperature=1.0), prompt=[0, 1], output=[2])
+    made, logits = step(sampler, [1, 2])[1], LOGITS.expand(2, VOCAB)
+    assert torch.isfinite(made.process(logits)).all()
+    assert ((made(logits) >= 0) & (made(logits) < VOCAB)).all()
+
+
+def test_a_row_of_nan_draws_a_token_of_the_vocabulary_and_leaves_others_alone():
+    logits = LOGITS.repeat(2, 1)
+    u = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    sound = sampling.draw(logits, u)[1]
+    logits[0] = float("nan")
+    assert sampling.draw(logits, u).tolist() == [VOCAB - 1, sound]
 
 
 def test_parameters_out_of_range():

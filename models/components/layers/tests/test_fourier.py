@@ -1,10 +1,13 @@
-"""A convolution by transforms is torch's, at every length, dilation and grouping; a buffer is reused."""
+"""A convolution by transforms is torch's, at every length, dilation and grouping."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from models.components.layers.fourier import FourierConv1d, Workspace, transforms
+from models.components.layers.crew import Crew, Workspace
+from models.components.layers.fourier import FourierConv1d, transforms
+
+CREW = Crew()
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +32,10 @@ def run(conv, x, work, add=None):
     padded[conv.pad : conv.pad + count] = x
     out = torch.zeros(conv.written(count), conv.outputs)
     if add is None:
-        conv(padded, count, out, work)
+        conv(padded, count, out, CREW, work)
     else:
         out[:count] = add
-        conv.add(padded, count, out, work)
+        conv.add(padded, count, out, CREW, work)
     return out[:count]
 
 
@@ -68,8 +71,26 @@ def test_what_ran_before_leaves_no_trace():
     assert torch.equal(run(conv, short, work), first)
 
 
-def test_buffers_are_kept_up_to_a_size():
-    work = Workspace(most=100)
-    assert work.take("a", 10, 10).data_ptr() == work.take("a", 5, 4).data_ptr()
-    assert work.take("a", 11, 10).data_ptr() != work.take("a", 11, 10).data_ptr()
-    assert work.take("b", 10).shape == (10,)
+@pytest.mark.parametrize("count", [1, 40, 3333])
+def test_groups_are_equal_shares_of_all_tiles(count):
+    conv = FourierConv1d(torch.randn(4, 4, 7), None, 3, 16, group=20)
+    groups = conv.groups(count)
+    assert [tile for group in groups for tile in group] == list(range(3 * conv.tiles(count)))
+    assert len(groups) % 2 == 0
+    assert max(map(len, groups)) <= min(20, 1 + min(map(len, groups)))
+
+
+def test_the_number_of_threads_changes_no_bit():
+    conv, x, before = (
+        FourierConv1d(torch.randn(16, 16, 7), None, 3, 16, group=20),
+        torch.randn(3000, 16),
+        torch.get_num_threads(),
+    )
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(run(conv, x, Workspace()))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
