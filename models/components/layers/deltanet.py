@@ -58,6 +58,10 @@ class Recurrence:
     def conv(self, layer: int, x: Tensor, weight: Tensor) -> Tensor:
         """The causal depthwise convolution of x [T, C] with weight [K, C], newest last."""
         table, singles = self.tables[f"conv.{layer}"], self.spans.singles
+        if (slot := self.spans.alone_in(len(x))) is not None:
+            held = torch.cat([table[slot], x])
+            table[slot] = held[len(x) :]
+            return _weighted(held[None], weight, len(x))[0]
         out = torch.zeros_like(x)
         if singles is not None:
             held = torch.cat([singles.take(table), x[singles.tokens][:, None]], 1)  # [m, K, C]
@@ -72,6 +76,8 @@ class Recurrence:
     def delta(self, layer: int, given: Inputs) -> Tensor:
         """The gated delta rule over packed tokens, [T, Hv, dv]."""
         table, singles = self.tables[f"delta.{layer}"], self.spans.singles
+        if not self.exact and (slot := self.spans.alone_in(len(given.v))) is not None:
+            return chunked(given, table[slot])
         out = torch.zeros_like(given.v)
         if singles is not None:
             state = singles.take(table)
@@ -79,7 +85,7 @@ class Recurrence:
             out[singles.tokens] = rule(given.at(singles.tokens), state)
             singles.put(table, state)
         if self.exact:
-            for slot, token in self.spans.alone():
+            for slot, token in self.spans.each():
                 out[token] = recurrent_exact(given.at(slice(token, token + 1)), table[slot : slot + 1])[0]
         else:
             for slot, start, stop in self.spans.runs:
@@ -91,7 +97,7 @@ def _weighted(x: Tensor, weight: Tensor, count: int) -> Tensor:
     """sum_j weight[j] x[:, j : j + count] of x [N, T, C], in one order whatever the step."""
     found = x[:, :count] * weight[0]
     for j in range(1, len(weight)):
-        found += x[:, j : j + count] * weight[j]
+        found.addcmul_(x[:, j : j + count], weight[j])
     return found
 
 
@@ -121,5 +127,5 @@ class GatedDeltaNet(nn.Module):
         g = -self.A_log.float().exp() * self.softplus(a.float() + self.dt_bias)
         beta = self.sigmoid(b).float()
         found = recur.delta(layer, Inputs(q * self.scale, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, beta))
-        gated = self.norm(found.to(x.dtype).view(-1, s.v_dim), z.reshape(-1, s.v_dim))  # [T Hv, dv]
+        gated = self.norm(found.to(x.dtype).reshape(-1, s.v_dim), z.reshape(-1, s.v_dim))  # [T Hv, dv]
         return self.out_proj(gated.view(len(x), -1))

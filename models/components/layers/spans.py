@@ -47,7 +47,12 @@ class Spans:
         runs = zip(b.index[~one].tolist(), starts[~one].tolist(), (starts + b.units)[~one].tolist(), strict=True)
         return cls(_singles(b.index[one], starts[one], b.slots.device), tuple(runs))
 
-    def alone(self) -> Iterator[tuple[int, int]]:
+    def alone_in(self, total: int) -> int | None:
+        """The slot of the only row, where it has all of a step's `total` tokens: nothing to gather, nothing to fill."""
+        (slot, start, stop), *others = self.runs or ((0, 0, 0),)
+        return slot if self.singles is None and not others and (start, stop) == (0, total) else None
+
+    def each(self) -> Iterator[tuple[int, int]]:
         """(slot, token) of every token of every run, in order."""
         return ((slot, token) for slot, start, stop in self.runs for token in range(start, stop))
 
