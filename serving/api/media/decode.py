@@ -119,7 +119,7 @@ def _needs_av(head: bytes) -> bool:
 def _read_av(file: BinaryIO, param: str) -> Iterator[tuple[Block, int]]:
     av = pyav(f'"{param}" is M4A, MP4, AAC or WebM, which', param)
     try:
-        with av.open(file) as container:
+        with av.open(file, "r") as container:  # an upload's file may be written too, which PyAV would do
             if not container.streams.audio:
                 raise _undecodable(param, "it has no sound")
             resampler = av.AudioResampler(format="fltp")

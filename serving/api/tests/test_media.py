@@ -6,6 +6,7 @@ import io
 import struct
 import wave
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 
 import numpy as np
 import pytest
@@ -143,6 +144,10 @@ def test_m4a_and_webm_are_read_with_pyav(container, codec, rate):
     sound = decode(buffer.getvalue())
     assert sound.rate == rate
     assert LENGTH <= sound.samples.shape[1] <= LENGTH + 3 * 1024
+    with SpooledTemporaryFile(max_size=100) as uploaded:
+        uploaded.write(buffer.getvalue())
+        uploaded.seek(0)
+        np.testing.assert_array_equal(decode_audio(uploaded, Limits(), "file").samples, sound.samples)
     with pytest.raises(BadRequest):
         decode(buffer.getvalue()[:1000] if container == "ipod" else buffer.getvalue()[:40])
 
