@@ -144,7 +144,7 @@ def test_m4a_and_webm_are_read_with_pyav(container, codec, rate):
     sound = decode(buffer.getvalue())
     assert sound.rate == rate
     assert LENGTH <= sound.samples.shape[1] <= LENGTH + 3 * 1024
-    with SpooledTemporaryFile(max_size=100) as uploaded:
+    with SpooledTemporaryFile(max_size=1 << 20) as uploaded:
         uploaded.write(buffer.getvalue())
         uploaded.seek(0)
         np.testing.assert_array_equal(decode_audio(uploaded, Limits(), "file").samples, sound.samples)
