@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from serving.api.app import route_table
@@ -35,6 +36,17 @@ def page(tmp_path_factory):
     assert app.state.api.seats.taken == 0
 
 
+@st.composite
+def drawable(draw, cases):
+    """Cases, but for those that Schemathesis itself cannot make: its filter does not know the bytes of a file."""
+    try:
+        return draw(cases)
+    except ValueError as error:
+        if "Unsupported type: 'Binary'" not in str(error):
+            raise
+        reject()
+
+
 @pytest.mark.parametrize("spec", route_table(), ids=lambda spec: f"{spec.method} {spec.path}")
 @pytest.mark.parametrize("examples", [30, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
 def test_no_request_breaks_the_server(page, spec, examples):
@@ -45,7 +57,7 @@ def test_no_request_breaks_the_server(page, spec, examples):
     operation = page[spec.path][spec.method]
 
     allowed = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-    forbidden = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    forbidden = drawable(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
 
     @given(case=allowed | forbidden if spec.encodings else allowed)
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
