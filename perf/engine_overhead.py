@@ -2,12 +2,15 @@
 
     python -m perf.engine_overhead
 
-Prints the median over steps at 64 and 128 rows, and the growth from 10 to 1,000 queued requests.
+Prints quantiles over steps at 64 and 128 rows, and the growth from 10 to 1,000 queued requests: with the process kept
+on one core, and on all. Across cores the same work takes more time, for every switch between threads moves what they
+share from one core's cache to the other's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 from collections.abc import Mapping
@@ -40,7 +43,7 @@ from serving.core.engine import Engine, EngineSettings
 from serving.core.streams import Each
 from serving.resources import PagedKV, Sampler, SamplingParams, StateSlots
 
-TOKENS = 1500  # so many that the batch is full long before the first row is done
+TOKENS = 5000  # so many that all have arrived long before the first row is done
 PAGE = 16
 
 
@@ -108,8 +111,10 @@ class Result:
 
     rows: int
     queued: int
-    median: float
-    p90: float
+    steps: np.ndarray
+
+    def at(self, share: float) -> float:
+        return float(np.quantile(self.steps, share))
 
 
 async def measure(rows: int, queued: int) -> Result:
@@ -130,6 +135,7 @@ async def measure(rows: int, queued: int) -> Result:
     handles = [
         await engine.submit("empty", Task("generate", {}, None), request_id=str(i)) for i in range(rows + queued)
     ]
+    marks.clear()  # until here, steps took arrivals in as well
     for handle in handles[:rows]:
         async for _ in handle:
             pass
@@ -141,23 +147,32 @@ async def measure(rows: int, queued: int) -> Result:
     steps = np.diff(times)[full] * 1e6
     if len(steps) < 200:
         raise RuntimeError(f"only {len(steps)} of {len(sizes)} steps were full")
-    return Result(rows, queued, statistics.median(steps), float(np.quantile(steps, 0.9)))
+    return Result(rows, queued, steps)
+
+
+def compare(title: str, turns: int = 5) -> None:
+    """Take turns; of each run's quantiles print the medians."""
+    runs = [(64, 10), (64, 1000), (128, 10)]
+    found: dict[tuple[int, int], list[Result]] = {run: [] for run in runs}
+    for _ in range(turns):
+        for run in runs:
+            found[run].append(asyncio.run(measure(*run)))
+    shares = (0.1, 0.5, 0.9)
+    table = {run: [statistics.median(one.at(share) for one in found[run]) for share in shares] for run in runs}
+    print(title)
+    for (rows, queued), (low, middle, high) in table.items():
+        print(f"  {rows} rows, {queued} queued: {middle:.0f} us a step (p10 {low:.0f}, p90 {high:.0f})")
+    growth = [after / before - 1 for before, after in zip(table[runs[0]], table[runs[1]], strict=True)]
+    print(f"  growth from 10 to 1,000 queued: {growth[1]:+.1%} (of p10 {growth[0]:+.1%})")
 
 
 def main() -> int:
     torch.set_num_threads(1)
-    runs = [(64, 10), (64, 1000), (128, 10)]
-    found: dict[tuple[int, int], list[Result]] = {run: [] for run in runs}
-    for _ in range(5):
-        for run in runs:
-            found[run].append(asyncio.run(measure(*run)))
-    best = {run: sorted(results, key=lambda r: r.median)[len(results) // 2] for run, results in found.items()}
-    for result in best.values():
-        print(
-            f"{result.rows} rows, {result.queued} queued: median {result.median:.0f} us, p90 {result.p90:.0f} us a step"
-        )
-    growth = best[(64, 1000)].median / best[(64, 10)].median - 1
-    print(f"growth from 10 to 1,000 queued: {growth:+.1%}")
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    compare("on one core")
+    os.sched_setaffinity(0, cores)
+    compare(f"on {len(cores)} cores")
     return 0
 
 
