@@ -93,8 +93,8 @@ def _is_branch(part: int | str) -> bool:
 def _written(place: list[int | str], data: Any) -> Iterator[int | str]:
     """The parts of a location that lead into the data, and its last one, which may be missing there."""
     for part in place[:-1]:
-        if isinstance(data, Mapping) and part not in data:
-            continue
+        if (isinstance(data, Mapping) and part not in data) or (isinstance(data, list) and isinstance(part, str)):
+            continue  # a branch
         data = None if isinstance(data, str | int | float | None) else data[part]
         yield part
     yield from place[-1:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -55,7 +55,9 @@ class Crew:
         queue = iter(parts)  # a thread takes the next part when it is done with one
         if self._pool is None:
             self._pool = started(torch.get_num_threads())
-        for done in [self._pool.submit(_work, job, queue) for _ in range(size)]:
+        workers = [self._pool.submit(_work, job, queue) for _ in range(size)]
+        wait(workers)
+        for done in workers:
             done.result()
 
 
