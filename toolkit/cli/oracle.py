@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,24 +29,31 @@ def record(case: Case, inputs: Inputs = None) -> None:
     """
     import oracles.recorder as recorder
 
-    for made in recorder.record(*split(case), inputs=read_inputs(inputs)):
-        console.write(f"{made.family}/{made.case} {made.version}")
+    given = read_inputs(inputs)
+    made = recorder.record(*split(case), inputs=given)
+    for one in made:
+        console.write(f"{one.family}/{one.case} {one.version}")
+    say_left_out(*split(case), given)
+    if not made:
+        raise typer.Exit(Exit.NO)
 
 
 @oracle.command("verify", no_args_is_help=True)
 def verify(case: Case, inputs: Inputs = None) -> None:
-    """Record accepted cases again and compare bytes; exit code 1 when something moved.
+    """Record accepted cases again and compare bytes; exit code 1 when something moved, or nothing could be compared.
 
     Example: toolkit oracle verify whisper
     """
     import oracles.recorder as recorder
 
-    results = recorder.verify(*split(case), inputs=read_inputs(inputs))
+    given = read_inputs(inputs)
+    results = recorder.verify(*split(case), inputs=given)
     for one in results:
         elsewhere = f" (another platform: {', '.join(one.platform)})" if one.platform else ""
         state = "the same" if one else f"moved: {', '.join(one.moved)}"
         console.write(f"{one.family}/{one.case}: {state}{elsewhere}")
-    if not all(results):
+    say_left_out(*split(case), given)
+    if not results or not all(results):
         raise typer.Exit(Exit.NO)
 
 
@@ -104,6 +112,16 @@ def status(
         waiting = ", ".join(one.recordings) or (f"needs {', '.join(one.needs)}" if one.needs else "")
         table.add_row(f"{one.family}/{one.case}", one.version or "-", age, f"{one.size / 1024:.0f} KiB", state, waiting)
     console.out.print(table)
+
+
+def say_left_out(family: str, case: str | None, given: Mapping[str, Path]) -> None:
+    """Name the cases that were not run for want of files."""
+    from oracles.recorder import cases_of
+
+    for name, row in cases_of(root() / family).items():
+        lacking = [need for need in row.get("needs", ()) if need not in given]
+        if lacking and case is None:
+            console.write(f"{family}/{name}: not run, needs {' '.join(f'--input {need}=PATH' for need in lacking)}")
 
 
 def split(case: str) -> tuple[str, str | None]:

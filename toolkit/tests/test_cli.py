@@ -102,6 +102,12 @@ def test_errors_are_one_line_with_the_nearest_valid_value(capsys, arguments, cod
     assert "Traceback" not in err
 
 
+def test_cases_that_lack_their_files_are_said_not_to_have_run(capsys):
+    code, out, _ = cli(capsys, "oracle", "verify", "kokoro")
+    assert code == 1
+    assert "kokoro/heart: not run, needs --input weights=PATH --input voice=PATH" in out
+
+
 def test_a_mistyped_key_of_a_deployment_names_the_nearest(capsys, tmp_path):
     """Before what is missing is told, which is missing because it is mistyped."""
     file = tmp_path / "mine.yaml"
