@@ -214,7 +214,8 @@ def recorded_draws(case, monkeypatch):
     prompt = c.prefix(case.config["prompt"]) + words + (1 if c.turbo else 2)
 
     def uniform(keys, positions):
-        return np.broadcast_to(drawn[(positions - prompt).clip(0, len(drawn) - 1)], (len(keys), len(positions)))
+        found = drawn[(positions - prompt).clip(0, len(drawn) - 1)]
+        return np.broadcast_to(found, np.broadcast_shapes(keys.shape, positions.shape))
 
     monkeypatch.setattr(draws, "uniform", uniform)
 

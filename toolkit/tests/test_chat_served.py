@@ -164,9 +164,9 @@ async def test_greedy_takes_the_likeliest_and_bias_and_penalties_change_it():
     [
         ({"response_format": BAD}, "response_format"),
         ({"response_format": {"type": "json"}}, "response_format"),
-        ({"top_logprobs": 3}, None),
+        ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"tool_choice": "required"}, None),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"logit_bias": {"1": 200}}, "logit_bias.1"),
         ({"enable_thnking": True}, "enable_thnking"),
