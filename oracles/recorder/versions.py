@@ -34,7 +34,12 @@ def _chosen(folder: Path, case: str | None, inputs: Mapping[str, Path]) -> list[
     cases = cases_of(folder)
     if case is not None and case not in cases:
         raise KeyError(f"{folder.name} has no case {case!r}; there are: {', '.join(cases)}")
-    return [case] if case else [name for name, row in cases.items() if set(row.get("needs", ())) <= set(inputs)]
+    return [case] if case else [name for name, files in lacking(folder, inputs).items() if not files]
+
+
+def lacking(folder: Path, inputs: Mapping[str, Path]) -> dict[str, list[str]]:
+    """For each case of a family, the files that it needs and was not given."""
+    return {name: [n for n in row.get("needs", ()) if n not in inputs] for name, row in cases_of(folder).items()}
 
 
 def _recordings(root: Path, family: str, case: str) -> Path:

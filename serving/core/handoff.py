@@ -192,14 +192,15 @@ class Outbox:
     def _box(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         box = self._boxes.get(loop)
         if box is None:
-            self._boxes = {other: one for other, one in self._boxes.items() if not other.is_closed()}
             box = self._boxes[loop] = Mailbox()
         return box
 
     def flush(self) -> None:
         self._seal()
-        for loop, box in self._boxes.items():
-            if box.parcels and not box.called:
+        for loop, box in list(self._boxes.items()):
+            if loop.is_closed():
+                del self._boxes[loop]
+            elif box.parcels and not box.called:
                 box.called = True
                 call(loop, box.open)
 

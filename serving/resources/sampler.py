@@ -89,15 +89,15 @@ class Steady:
     flags: np.ndarray  # [subs, n]
     found: int  # the flags of all rows
     keys: np.ndarray  # [subs, n]
-    draws: np.ndarray | None = None  # [AHEAD, subs, n]
-    taken: int = AHEAD
+    draws: Sequence[np.ndarray] | np.ndarray = ()  # [subs, n] each
+    taken: int = 0
 
     def draw(self, position: np.ndarray) -> np.ndarray:
         """[subs, n] the draws at these positions, which are those of the last call and `units` more."""
-        if self.taken == AHEAD:
-            self.draws = draws.uniform(self.keys, position + np.arange(AHEAD)[:, None, None] * self.units)
+        if self.taken == len(self.draws):
+            count = AHEAD if self.taken else 1  # rows that step together once need no more
+            self.draws = draws.uniform(self.keys, position + np.arange(count)[:, None, None] * self.units)
             self.taken = 0
-        assert self.draws is not None
         self.taken += 1
         return self.draws[self.taken - 1]
 

@@ -116,12 +116,11 @@ def status(
 
 def say_left_out(family: str, case: str | None, given: Mapping[str, Path]) -> None:
     """Name the cases that were not run for want of files."""
-    from oracles.recorder import cases_of
+    from oracles.recorder import lacking
 
-    for name, row in cases_of(root() / family).items():
-        lacking = [need for need in row.get("needs", ()) if need not in given]
-        if lacking and case is None:
-            console.write(f"{family}/{name}: not run, needs {' '.join(f'--input {need}=PATH' for need in lacking)}")
+    for name, files in lacking(root() / family, given).items():
+        if files and case is None:
+            console.write(f"{family}/{name}: not run, needs {' '.join(f'--input {file}=PATH' for file in files)}")
 
 
 def split(case: str) -> tuple[str, str | None]:

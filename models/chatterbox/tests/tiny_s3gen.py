@@ -125,7 +125,7 @@ class Source(Node):
             row.state += 1
         done = [row.state > len(row.knobs.tokens) for row in b.rows]
         lengths = np.array([len(one) for one in said], np.int64)
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), {"tokens": Packed(np.concatenate(said), lengths)})
+        return Settled(Verdict.until(done), {"tokens": Packed(np.concatenate(said), lengths)})
 
 
 class NoKnobs(BaseModel):

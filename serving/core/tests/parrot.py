@@ -85,9 +85,7 @@ class Parrot(Node):
             spoke = np.array([chunk is None or chunk.final for chunk in b.taken["prompt"]])
         self.left[b.index] -= spoke
         done = spoke & (self.left[b.index] <= 0)
-        return Settled(
-            np.where(done, Verdict.DONE, Verdict.AGAIN), {"token": Packed(out["token"][spoke], spoke.astype(int))}
-        )
+        return Settled(Verdict.until(done), {"token": Packed(out["token"][spoke], spoke.astype(int))})
 
 
 class Voice(Node):

@@ -40,7 +40,7 @@ class Counter(Node):
 
     def settle(self, b, out):
         done = out["count"][: b.n] >= self.until[b.index]
-        verdicts = np.where(done, Verdict.DONE, Verdict.AGAIN)
+        verdicts = Verdict.until(done)
         return Settled(verdicts, {"count": Packed(out["count"][: b.n], np.ones(b.n, np.int64))})
 
 

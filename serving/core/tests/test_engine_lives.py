@@ -69,7 +69,7 @@ class Speaker(Node):
         self.left[b.index] -= spoke
         done = spoke & (self.left[b.index] <= 0)
         items = Packed(out["at"][: b.n][spoke], spoke.astype(np.int64))
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), {"at": items})
+        return Settled(Verdict.until(done), {"at": items})
 
 
 class Voice(Node):

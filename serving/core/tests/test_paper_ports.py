@@ -127,7 +127,7 @@ class Expert(Node):
         self.step[b.index] += 1
         done = self.step[b.index] >= self.STEPS
         emits = {"action": Packed(out["action"][: b.n][done], done.astype(np.int64))}
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), emits)
+        return Settled(Verdict.until(done), emits)
 
 
 async def test_a_network_reads_what_another_has_cached():

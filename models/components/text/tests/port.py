@@ -131,7 +131,7 @@ class Table(Node):
                 ids = {"prompt_token_ids": job.prompt.tolist()} if job.knobs.return_token_ids else {}
                 infos.append(writer.info(input_tokens=len(job.prompt), **ids))
         emits = {"text": Packed(deltas, counts[0]), "info": Packed(infos, counts[1])}
-        return Settled(np.where(done, Verdict.DONE, Verdict.AGAIN), emits)
+        return Settled(Verdict.until(done), emits)
 
 
 class Parrot:
