@@ -2,21 +2,28 @@
 
 `eager` builds every step at its own size, and keeps the memory of the sizes used last. `static` takes the same path
 as a captured step would: the smallest declared bucket that holds the batch, buffers that are reused, sinks in the
-rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs.
+rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs. `compiled` is `static`
+with the functions that a node names compiled (see `serving.compiled`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from serving.core.contract import Node
+from serving import compiled
+from serving.core.contract import Node, Options
 from serving.errors import SetupError, nearest
 
-MODES = ("eager", "static")
+log = logging.getLogger("toolkit.capture")
+MODES = ("eager", "static", "compiled")
 KEPT = 4  # exact sizes whose memory is kept
 
 
@@ -32,15 +39,25 @@ class Frame:
     hosts: dict[str, np.ndarray] = field(default_factory=dict)  # host memory of the buffers
 
 
+def runners(key: str, nodes: Mapping[str, Node], options: Options) -> dict[str, Runner]:
+    """A runner for each node, or `SetupError` where the mode cannot be had."""
+    if options.capture not in MODES:
+        raise SetupError(f'Unknown capture mode "{options.capture}".{nearest(options.capture, MODES)}', param="capture")
+    if options.capture == "compiled":
+        compiled.check(key, list(nodes.values()), options.numerics, options.device)
+    return {name: Runner(node, options) for name, node in nodes.items()}
+
+
 class Runner:
     """Chooses the bucket of a step and keeps its buffers."""
 
-    def __init__(self, node: Node, mode: str, device: str) -> None:
-        if mode not in MODES:
-            raise SetupError(f'Unknown capture mode "{mode}".{nearest(mode, MODES)}', param="capture.mode")
-        self.buckets = tuple(node.buckets) if mode == "static" else ()
-        self.device = torch.device(device)
+    def __init__(self, node: Node, options: Options) -> None:
+        self.node, self.options = node, options
+        self.buckets = () if options.capture == "eager" else tuple(node.buckets)
+        self.device = torch.device(options.device)
         self.misses = 0  # steps that no bucket held
+        self.compiled: dict[tuple[int, int], float] = {}  # bucket -> seconds that its compilation took
+        self._functions: list[compiled.Compiled] | None = None
         self._frames: OrderedDict[tuple[int, int], list[Frame]] = OrderedDict()
         self._turn = 0
 
@@ -62,6 +79,30 @@ class Runner:
             frame.slots[: len(index)] = torch.from_numpy(index)
             frame.slots[len(index) :] = 0
         return frame
+
+    @contextmanager
+    def warming(self, bucket: tuple[int, int]) -> Iterator[None]:
+        """Around the steps that warm a bucket up: what the node names is compiled in them."""
+        if self.options.capture != "compiled" or not self.node.compiles:
+            yield
+            return
+        if self._functions is None:
+            self._functions = compiled.install(self.node, self.options.allow_eager)
+        before = sum(function.seconds for function in self._functions)
+        for function in self._functions:
+            function.warming = True
+        try:
+            yield
+        finally:
+            for function in self._functions:
+                function.warming = False
+        self.compiled[bucket] = sum(function.seconds for function in self._functions) - before
+        log.info("%s: bucket %dx%d compiled in %.1f s", self.node.name, *bucket, self.compiled[bucket])
+
+    def compilations(self) -> dict[str, Any]:
+        """Seconds that each bucket took, and calls since then with shapes that were not compiled."""
+        seconds = {f"{rows}x{units}": round(spent, 3) for (rows, units), spent in self.compiled.items()}
+        return {"seconds": seconds, "uncompiled": sum(function.misses for function in self._functions or ())}
 
     @property
     def nbytes(self) -> int:

@@ -127,7 +127,9 @@ class Deployment(Section):
     profile: Literal["exact", "default", "fast"] = "default"
     device: Annotated[str, Field(pattern=r"^(cpu|mps|(cuda|xpu)(:\d+)?)$")] = "cpu"
     max_concurrent_requests: Count = 8
-    capture: Literal["eager", "static"] = "eager"  # steps at their exact size, or padded to declared buckets
+    # Steps at their exact size, or padded to declared buckets; `compiled`: these, with inductor on a CPU.
+    capture: Literal["eager", "static", "compiled"] = "eager"
+    allow_eager: bool = False  # what cannot be captured runs without, instead of ending start-up
     resources: dict[str, dict[str, Any]] = {}
     admission: dict[str, Literal["worst_case", "expected"]] = {}  # by resource; `expected` overbooks, and preempts
     options: dict[str, Any] = {}  # the port's own
@@ -143,6 +145,7 @@ class Deployment(Section):
             profile=self.profile,
             numerics=self.numerics,
             capture=self.capture,
+            allow_eager=self.allow_eager,
             rows=self.max_concurrent_requests,
             weights=self.weights,
             resources=self.resources,

@@ -101,6 +101,7 @@ class Codec(Node):
     writes = ("filter",)
     preempt = "offload"
     buckets = ((4, 32), (8, 64))
+    compiles = ("net.excite", "net.filter")
     BEFORE, AFTER, MOST = 2, 1, 8
 
     def __init__(self, c: ToyConfig, net: Networks) -> None:
@@ -217,6 +218,8 @@ class Listener(Node):
     name = "listener"
     writes = ("memory",)
     preempt = "offload"
+    buckets = ((2, 2), (8, 8))
+    compiles = ("net",)
     FRAME = Offer(("frame",), take=("audio",))
 
     def __init__(self, c: ToyConfig, net: Networks) -> None:

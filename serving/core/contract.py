@@ -188,6 +188,7 @@ class Node:
     reads: tuple[str, ...] = ()  # resource labels
     writes: tuple[str, ...] = ()
     buckets: Sequence[tuple[int, int]] = ()  # captured (rows, units), ascending; () = run at the exact size
+    compiles: Sequence[str] = ()  # attributes ("net.filter"): what `launch` calls of pure functions of tensors alone
     budget: float = float("inf")  # most `cost` in one step
     numerics: Mapping[str, Any] = {}  # entered around its steps
     tables: Sequence[str] = ()  # attributes indexed by slot ("rules.count"): a row that is preempted takes them along
@@ -511,7 +512,8 @@ class Options:
     device: str = "cpu"
     profile: str = "exact"  # "exact" | "default" | "fast"
     numerics: str = "fast"  # "invariant" | "fast"
-    capture: str = "eager"  # "eager" | "static"
+    capture: str = "eager"  # "eager" | "static" | "compiled"
+    allow_eager: bool = False  # what cannot be captured runs without, instead of ending start-up
     rows: int = 8  # max_concurrent_requests: sizes tables and pools
     weights: str | None = None  # a path instead of the registry's source
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -203,6 +203,12 @@ class Engine:
             "sessions": {key: len(model.sessions) for key, model in self.models.items()},
             "steps": {f"{m.key}.{n.name}": n.steps for m in self.models.values() for n in m.nodes.values()},
             "misses": {f"{m.key}.{n.name}": n.runner.misses for m in self.models.values() for n in m.nodes.values()},
+            "compiled": {
+                f"{m.key}.{n.name}": n.runner.compilations()
+                for m in self.models.values()
+                for n in m.nodes.values()
+                if n.runner.compiled
+            },
         }
 
     def _prepare(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.capture import Runner
+from serving.capture import Runner, runners
 from serving.core.contract import Graph, LoadedModel, Node, Resource
 from serving.core.graph import CLIENT, Wiring, check, split, wirings
 from serving.core.request import PieceRun, Reuse, Seat
@@ -176,10 +176,8 @@ class ModelRun:
         check(self.graph)
         self.rows = loaded.options.rows
         self.wirings: dict[str, Wiring] = wirings(self.graph)
-        self.nodes = {
-            name: NodeRun(self, node, Runner(node, loaded.options.capture, loaded.options.device))
-            for name, node in self.graph.nodes.items()
-        }
+        found = runners(self.key, self.graph.nodes, loaded.options)
+        self.nodes = {name: NodeRun(self, self.graph.nodes[name], runner) for name, runner in found.items()}
         self._check_admission()
         self._check_pools()
         self.paced = any(edge.limit is not None and split(edge.target)[0] == CLIENT for edge in self.graph.edges)

@@ -25,18 +25,23 @@ class Skipped(Exception):
 def warm(node: NodeRun) -> None:
     """Run every bucket of a node on both its buffer sets, with sinks alone."""
     empty = np.zeros(0, np.int64)
-    for rows, units in node.runner.buckets:
-        for _ in range(2):
-            frame = node.runner.frame(empty, 0, (rows, units))
-            batch = Batch(0, rows, units, [], frame.slots, empty, empty, [], buffers=frame.buffers, hosts=frame.hosts)
-            for label, resource, write in node.uses:
-                batch.use[label] = resource.plan(batch, write=write)
-            node.node.stage(batch)
-            with torch.inference_mode(), entered(node.node.numerics):
-                node.node.launch(batch)
-            for _, resource, write in node.uses:
-                if write:
-                    resource.commit(batch, empty)
+    for bucket in node.runner.buckets:
+        with node.runner.warming(bucket):
+            for _ in range(2):
+                _warm(node, bucket, empty)
+
+
+def _warm(node: NodeRun, bucket: tuple[int, int], empty: np.ndarray) -> None:
+    frame = node.runner.frame(empty, 0, bucket)
+    batch = Batch(0, *bucket, [], frame.slots, empty, empty, [], buffers=frame.buffers, hosts=frame.hosts)
+    for label, resource, write in node.uses:
+        batch.use[label] = resource.plan(batch, write=write)
+    node.node.stage(batch)
+    with torch.inference_mode(), entered(node.node.numerics):
+        node.node.launch(batch)
+    for _, resource, write in node.uses:
+        if write:
+            resource.commit(batch, empty)
 
 
 class Step:
