@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def encode(items: Items) -> bytes:
 class Entry:
     page: int
     parent: bytes | None
-    children: int = 0
+    children: set[bytes] = field(default_factory=set)
 
 
 class PrefixCache:
@@ -75,30 +75,63 @@ class PrefixCache:
         parent: bytes | None = None
         for key, page in zip(keys, pages, strict=True):
             if key not in self._entries:
-                self.pages.share([page])
+                if self.pages.kept[page]:  # under another key, as lanes that share one sequence would have it
+                    return
+                self.pages.keep(page)
                 self._entries[key] = Entry(page, parent)
                 if parent is not None:
-                    self._entries[parent].children += 1
+                    self._entries[parent].children.add(key)
             parent = key
 
     def evictable(self) -> int:
         """Pages that nobody else holds. Any thread may ask."""
-        return sum(self.pages.refs[entry.page] == 1 for entry in list(self._entries.values()))
+        return self.pages.idle
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages, tails before what they follow; returns how many."""
-        freed = 0
-        while freed < count:
-            key = next((k for k, e in self._entries.items() if not e.children and self.pages.refs[e.page] == 1), None)
-            if key is None:
-                break
-            entry = self._entries.pop(key)
-            if entry.parent is not None:
-                self._entries[entry.parent].children -= 1
-            self.pages.drop([entry.page])
-            freed += 1
+        """Free `count` pages, if as many are `evictable`, tails before what they follow; returns how many.
+
+        What follows a page may be held by an owner who computed the page itself again. Such a page goes last and
+        its followers with it, which could not be found without it.
+        """
+        freed = self._evict_tails(count)
+        for key in list(self._entries) if freed < count else ():
+            if freed < count and key in self._entries and self._idle(key):
+                freed += self._cut(key)
         return freed
 
     def clear(self) -> None:
         """Forget everything that nobody holds."""
         self.evict(len(self._entries))
+
+    def _idle(self, key: bytes) -> bool:
+        return bool(self.pages.refs[self._entries[key].page] == 1)
+
+    def _evict_tails(self, count: int) -> int:
+        """One pass in the order of use: a page that becomes a tail on the way is older than those still to come."""
+        freed = 0
+        passed: set[bytes | None] = set()
+        for key in list(self._entries):
+            passed.add(key)
+            tail: bytes | None = key
+            while freed < count and tail is not None and tail in passed and self._is_tail(tail):
+                parent = self._entries[tail].parent
+                freed += self._cut(tail)
+                tail = parent
+            if freed == count:
+                break
+        return freed
+
+    def _is_tail(self, key: bytes) -> bool:
+        return not self._entries[key].children and self._idle(key)
+
+    def _cut(self, key: bytes) -> int:
+        """Forget an entry and all that follow it; returns how many pages that frees."""
+        parent = self._entries[key].parent
+        if parent is not None:
+            self._entries[parent].children.remove(key)
+        free, keys = self.pages.free, [key]
+        while keys:
+            entry = self._entries.pop(keys.pop())
+            keys.extend(entry.children)
+            self.pages.forget(entry.page)
+        return self.pages.free - free

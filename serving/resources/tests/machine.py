@@ -72,12 +72,14 @@ class PagedKVMachine(RuleBasedStateMachine):
         else:
             assert {lane: self.room(owner, lane) for lane in before} == before
 
-    def step(self, units, slots):
+    def step(self, units, slots, given=None):
         """Plan and launch a step over these slots, all lanes of each; returns the batch and what it wrote."""
         lanes = [tuple(self.stored[self.slots[slot]]) for slot in slots]
         b = batch(slots, units, lanes, size=len(slots) + 1, total=sum(map(len, lanes)) * max(units) + 1)
         step = self.kv.plan(b, write=True)
-        wrote = [[[self.fresh() for _ in range(u)] for _ in names] for u, names in zip(units, lanes, strict=True)]
+        wrote = given or [
+            [[self.fresh() for _ in range(u)] for _ in names] for u, names in zip(units, lanes, strict=True)
+        ]
         flat = torch.zeros(b.total)
         values = [value for row in wrote for lane in row for value in lane]
         flat[: len(values)] = torch.tensor(values)
@@ -171,6 +173,16 @@ class PagedKVMachine(RuleBasedStateMachine):
                 self.kv.adopt(owner, {"main": content}, count)
             self.stored[owner]["main"] = content[:count]
 
+    @precondition(lambda self: self.published)
+    @rule(which=pick, more=st.integers(0, 4), slot=st.integers(1, SLOTS))
+    def compute_again(self, which, more, slot):
+        """What is known, without a look at what is known, and more."""
+        content = self.published[which % len(self.published)]
+        tokens = [*content, *(self.fresh() for _ in range(more))][:15]
+        owner = self.join(LANES[:1], len(tokens), slot) if tokens else None
+        if owner is not None:
+            self.keep(*self.step([len(tokens)], [slot], [[tokens]]), [len(tokens)])
+
     @precondition(lambda self: self.stored)
     @rule(who=pick, again=st.booleans())
     def release(self, who, again):
@@ -216,6 +228,9 @@ class PagedKVMachine(RuleBasedStateMachine):
         assert (users == pages.refs).all(), "references are who uses the page"
         assert users[0] == 0, "the sink is nobody's"
         assert pages.free + np.count_nonzero(users) == PAGES
+        entries = list(self.kv.cache._entries.values())
+        assert self.kv.cache.evictable() == sum(pages.refs[entry.page] == 1 for entry in entries)
+        assert sorted(entry.page for entry in entries) == np.flatnonzero(pages.kept).tolist()
         assert sorted(pages._free) == np.flatnonzero(users[1:] == 0).__add__(1).tolist()
 
     @invariant()

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from serving.resources import PagedKV, StateSlots
 from serving.resources.pages import Pages
+from serving.resources.prefix import PrefixCache
 from serving.resources.sequences import Sequences
 from serving.resources.tests.machine import PagedKVMachine
 
@@ -88,9 +89,22 @@ def truncate_writes_on_shared_pages(patch):
     patch.setattr(Sequences, "truncate", truncate)
 
 
+def forgets_who_came_back(patch):
+    def share(self, pages):
+        self.refs[list(pages)] += 1
+
+    patch.setattr(Pages, "share", share)
+
+
+def evicts_tails_alone(patch):
+    patch.setattr(PrefixCache, "evict", PrefixCache._evict_tails)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
+        pytest.param(forgets_who_came_back, marks=pytest.mark.nightly),
+        pytest.param(evicts_tails_alone, marks=pytest.mark.nightly),
         leak,
         double_free,
         stale_block_table,

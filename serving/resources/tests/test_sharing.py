@@ -181,6 +181,40 @@ def test_prefix_pages_make_room_tails_first():
     assert kv.pages.free == 6
 
 
+def test_what_nobody_holds_is_counted_as_owners_come_and_go():
+    kv = make(pages=20)
+    content = list(range(64))
+    admit(kv, 1, units=65)
+    run(kv, {1: Tokens(64, 1)}, [{1: 64}])
+    kv.publish("r1", {"main": content})
+    assert kv.cache.evictable() == 0
+    admit(kv, 2, units=65)
+    assert adopt(kv, "r2", [*content[:40], *content]) == 32
+    kv.release("r1")
+    assert kv.cache.evictable() == 2, "the two pages that were adopted have a holder"
+    assert kv.free == 20 - 2 - 3
+    kv.release("r2")
+    assert (kv.cache.evictable(), kv.free) == (4, 20)
+
+
+def test_a_page_whose_followers_are_held_by_another_can_be_had():
+    """Two compute the same beginning side by side; the first one's pages are kept, and the second's that follow."""
+    kv = make(pages=8)
+    content = list(range(64))
+    admit(kv, 1, 2, units=64)
+    run(kv, {1: Tokens(64, 1)}, [{1: 32}])
+    run(kv, {2: Tokens(64, 1)}, [{2: 64}])
+    kv.publish("r1", {"main": content[:32]})
+    kv.publish("r2", {"main": content})
+    kv.release("r1")
+    assert (kv.pages.free, kv.cache.evictable(), kv.free) == (2, 2, 4)
+    assert kv.reserve("r3", ("main",), 48), "one page more than are free"
+    assert len(kv.cache) == 0, "what followed would never be found again"
+    kv.release("r3")
+    kv.release("r2")
+    assert kv.pages.free == 8
+
+
 def test_keys_tell_apart_what_differs():
     image = np.zeros((2, 8), np.uint8)
     stem = [1, 2, 3, 4]
