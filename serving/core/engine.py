@@ -148,7 +148,7 @@ class Engine:
             request = Request(request_id, model, job, seed, handle, self._clock(), session, priority, live)
             request.in_flight = port.in_flight(job)
             request.steps = port.pieces(job)
-            first = await loop.run_in_executor(self._pool, advance, request.steps, None)
+            first = await loop.run_in_executor(self._pool, advance, request, None)
             await self.ask(lambda: self._requests.enter(request, first))
         except asyncio.CancelledError:
             self.cancel(request_id)

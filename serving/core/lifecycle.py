@@ -120,12 +120,10 @@ class Requests:
 
     def _advance(self, request: Request, value: Packed | tuple[Packed, ...] | None) -> None:
         """Run the generator in a host pool; what it yields comes back as a message."""
-        steps = request.steps
-        assert steps is not None
         request.advancing = True
 
         def job() -> Callable[[], None]:
-            yielded = advance(steps, value)
+            yielded = advance(request, value)
             return lambda: self._advanced(request, yielded)
 
         self._engine.work(job)

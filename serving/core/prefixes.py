@@ -8,6 +8,7 @@ from serving.core import admission
 from serving.core.buffer import concat
 from serving.core.contract import Content, Prefix, Resource
 from serving.core.request import PieceRun, Seat
+from serving.resources.hashing import Hashed
 
 Held = list[tuple[Resource, str]]  # with who holds it
 
@@ -36,8 +37,9 @@ def end(piece: PieceRun) -> None:
     held = _held(piece, prefix) if prefix is not None else []
     if prefix is None or not all(resource.partial for resource, _ in held if resource.replays):
         return  # state that is had whole or not at all may have run ahead of what was said
-    stored = max(_length(prefix.content), _length(content(piece, prefix)) - 1)  # the last one may not be written
-    whole: Content = {lane: items[:stored] for lane, items in content(piece, prefix).items()}
+    grown = content(piece, prefix)
+    stored = max(_length(prefix.content), _length(grown) - 1)  # the last one may not be written
+    whole: Content = {lane: items[:stored] for lane, items in grown.items()}
     for resource, owner in held:
         if resource.partial:
             resource.publish(owner, whole)
@@ -48,7 +50,7 @@ def content(piece: PieceRun, prefix: Prefix) -> Content:
     if piece.seats[prefix.node].collect != prefix.grows or not piece.result or isinstance(piece.result[0], dict):
         return prefix.content
     said = [int(token) for token in concat(piece.result)]
-    return {lane: [*items, *said] for lane, items in prefix.content.items()}
+    return {lane: Hashed.of(items).followed_by(said) for lane, items in prefix.content.items()}
 
 
 def adopt(held: Held, content: Content) -> int:

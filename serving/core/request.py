@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from serving.core.buffer import StreamBuffer
-from serving.core.contract import Emit, Offer, Packed, Piece, Row, Steps
+from serving.core.contract import Emit, Graph, Offer, Packed, Piece, Row, Steps
 from serving.core.graph import Wiring
+from serving.resources.hashing import hashed
 
 if TYPE_CHECKING:
     from serving.core.handoff import Handle
@@ -171,11 +173,23 @@ class Yielded:
     error: BaseException | None = None
 
 
-def advance(steps: Steps, value: Packed | tuple[Packed, ...] | None) -> Yielded:
-    """Run a generator to its next yield."""
+def advance(request: Request, value: Packed | tuple[Packed, ...] | None) -> Yielded:
+    """Run a generator to its next yield; prompts are hashed here, in the host pool."""
+    assert request.steps is not None
     try:
-        return Yielded(steps.send(value))
+        item = request.steps.send(value)
+        if not isinstance(item, Emit):
+            for piece in item if isinstance(item, tuple) else (item,):
+                _hash(piece, request.model.graph)
+        return Yielded(item)
     except StopIteration:
         return Yielded()
     except Exception as error:
         return Yielded(error=error)
+
+
+def _hash(piece: Piece, graph: Graph) -> None:
+    """Its prompt as its node's resources will ask for it."""
+    if piece.prefix is not None:
+        strides = {graph.resources[label].stride for label in graph.nodes[piece.prefix.node].writes} - {1}
+        piece.prefix = replace(piece.prefix, content=hashed(piece.prefix.content, gcd(*strides)))

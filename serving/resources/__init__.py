@@ -2,9 +2,9 @@
 sessions.
 """
 
+from serving.resources.hashing import media_key
 from serving.resources.paged_kv import PagedKV
 from serving.resources.positions import Positions
-from serving.resources.prefix import media_key
 from serving.resources.sampler import Sampler, SamplingParams
 from serving.resources.state_slots import StateSlots
 

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from serving.core.contract import Items
+from serving.resources.hashing import Hashed
 from serving.resources.pages import Pages
 
 
-def media_key(media: np.ndarray) -> bytes:
-    """What stands for a piece of media in a prefix: all its bytes, its dtype and its shape."""
-    head = f"{media.dtype.str}{media.shape}".encode()
-    return hashlib.sha256(head + np.ascontiguousarray(media).tobytes()).digest()
-
-
 def page_keys(content: Items, page_size: int, salt: str) -> Iterator[bytes]:
-    """A SHA-256 key for each full page: of its items and of everything before it; made as they are asked for.
-
-    Items are token ids, or a `media_key` for each position that the media fills; the two cannot be confused.
-    """
-    parent = hashlib.sha256(salt.encode()).digest()
-    for at in range(0, len(content) - page_size + 1, page_size):
-        parent = hashlib.sha256(parent + encode(content[at : at + page_size])).digest()
-        yield parent
-
-
-def encode(items: Items) -> bytes:
-    """Items as bytes: no other items have the same, and those of a whole are those of its parts."""
-    if not any(isinstance(item, bytes) for item in items):
-        records = np.full((len(items), 9), ord("t"), np.uint8)
-        records[:, 1:] = np.asarray(items, "<i8").reshape(-1, 1).view(np.uint8)
-        return records.tobytes()
-    return b"".join(
-        b"m" + item if isinstance(item, bytes) else b"t" + int(item).to_bytes(8, "little", signed=True)
-        for item in items
-    )
+    """A key for each full page, made as it is asked for: the salt, and SHA-256 of its items and all before them."""
+    hashed, head = Hashed.of(content), salt.encode()
+    for at in range(page_size, len(hashed) + 1, page_size):
+        yield head + hashed.digest(at)
 
 
 @dataclass(slots=True)

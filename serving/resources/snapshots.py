@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 
 from torch import Tensor
 
 from serving.core.contract import Content
-from serving.resources.prefix import encode
+from serving.resources.hashing import Hashed
 
 State = dict[str, Tensor]
 
@@ -61,12 +61,7 @@ def _bytes(state: State) -> int:
 
 
 def _keys(content: Content, lengths: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """A key for each of these lengths, ascending: hashes that go on from one another."""
-    hashes = {lane: hashlib.sha256() for lane in sorted(content)}
-    at = 0
+    """A key for each of these lengths: of all lanes' names and beginnings."""
+    lanes = [(lane.encode() + b"\0", Hashed.of(content[lane])) for lane in sorted(content)]
     for length in lengths:
-        for lane, state in hashes.items():
-            state.update(encode(content[lane][at:length]))
-        at = length
-        whole = hashlib.sha256(b"".join(lane.encode() + b"\0" + state.digest() for lane, state in hashes.items()))
-        yield length, whole.digest()
+        yield length, sha256(b"".join(name + items.digest(length) for name, items in lanes)).digest()

@@ -76,7 +76,7 @@ class Stepper:
         client, task, port = Client(), Task("generate", inputs, None, seed), self.model.loaded.model
         request = Request(request_id, self.model, task, seed, client, self.now, priority=priority)
         request.in_flight, request.steps = port.in_flight(task), port.pieces(task)
-        self.requests.enter(request, advance(request.steps, None))
+        self.requests.enter(request, advance(request, None))
         self.turn()
         return client
 

@@ -1,12 +1,14 @@
 """A prompt's beginning is used again exactly as far as every resource of its node has kept it."""
 
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
 from serving.core.tests import parrot
 from serving.core.tests.parrot import Part
 from serving.core.tests.stepper import Stepper
+from serving.resources import hashing
 
 PROMPT = tuple(range(5, 18))  # 13 tokens in pages of 4; a message ends after 9, and 12 fill whole pages
 
@@ -71,3 +73,57 @@ def test_two_that_run_at_once_share_what_the_first_has_published():
         for name, client in zip("ab", clients, strict=True):
             it.read(name, client)
     assert [client.got for client in clients] == [parrot.spoken(Part(PROMPT, 9), seed) for seed in (0, 1)]
+
+
+class Meter:
+    """SHA-256 that notes how many bytes it is given."""
+
+    given = ()
+
+    def __init__(self, state=None):
+        self.state = state or sha256()
+
+    def update(self, data):
+        self.given.append(len(data))
+        self.state.update(data)
+
+    def copy(self):
+        return Meter(self.state.copy())
+
+    def digest(self):
+        return self.state.digest()
+
+
+@pytest.mark.parametrize(("hybrid", "hashed", "read"), [(False, 16, 13 + 6), (True, 12, 13)])
+def test_each_token_is_hashed_once(hybrid, hashed, read, monkeypatch):
+    """Of a miss and of a hit; up to the last whole page of the prompt, or of prompt and answer."""
+    records, encode = [], hashing.encode
+
+    def note(items):
+        records.append(len(items))
+        return encode(items)
+
+    monkeypatch.setattr(Meter, "given", [])
+    monkeypatch.setattr(hashing, "sha256", Meter)
+    monkeypatch.setattr(hashing, "encode", note)
+    it = Counted(hybrid)
+    for reused in (0, 12):
+        Meter.given.clear()
+        records.clear()
+        assert it.say(Part(PROMPT, 6)) == reused
+        assert sum(Meter.given) == hashed * hashing.TOKEN
+        assert sum(records) == read
+
+
+def test_prompts_are_hashed_where_the_piece_is_made(monkeypatch):
+    monkeypatch.setattr(hashing, "sha256", Meter)
+    it = Stepper(parrot.port(2, 30), 2)
+    jobs = []
+    it.engine._pool.submit = jobs.append
+    it.enter("a", {"parts": [Part(PROMPT, 2), Part((*PROMPT, 4, 4, 4), 2)]})
+    monkeypatch.setattr(Meter, "given", [])
+    while not jobs:
+        assert it.launch()
+    assert not Meter.given, "not on the engine's thread"
+    jobs.pop()()
+    assert sum(Meter.given) == 16 * hashing.TOKEN
