@@ -78,6 +78,7 @@ class TextHalf(Bucketed):
 
     name = "text_half"
     takes = ("tokens",)
+    compiles = ("net.bert",)
 
     def stage(self, b: Batch) -> None:
         length, lengths = self.common(b, "tokens")
@@ -141,6 +142,7 @@ class FrameHalf(Bucketed):
     def __init__(self, net: Kokoro, ladder: Sequence[int], rows: int, captured: int, frames: Frames) -> None:
         super().__init__(net, ladder, rows, captured)
         self.frames = frames
+        self.compiles = ("net.decoder.generator",) if frames == net.frame_half else ()
 
     def stage(self, b: Batch) -> None:
         length, lengths = self.common(b, "frames")
