@@ -2,8 +2,8 @@
 
 `eager` builds every step at its own size, and keeps the memory of the sizes used last. `static` takes the same path
 as a captured step would: the smallest declared bucket that holds the batch, buffers that are reused, sinks in the
-rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs. `compiled` is `static`
-with the functions that a node names compiled (see `serving.compiled`).
+rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs, and there are as many more
+as steps run at once. `compiled` is `static` with the functions that a node names compiled (see `serving.compiled`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Frame:
     units: int
     slots: torch.Tensor  # [rows]
     index: np.ndarray | None = None  # the slots that it holds
+    busy: bool = False  # a step in flight uses it
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     hosts: dict[str, np.ndarray] = field(default_factory=dict)  # host memory of the buffers
 
@@ -59,7 +60,6 @@ class Runner:
         self.compiled: dict[tuple[int, int], float] = {}  # bucket -> seconds that its compilation took
         self._functions: list[compiled.Compiled] | None = None
         self._frames: OrderedDict[tuple[int, int], list[Frame]] = OrderedDict()
-        self._turn = 0
 
     def frame(self, index: np.ndarray, tokens: int, bucket: tuple[int, int] | None = None) -> Frame:
         """Memory for a step over these slots with so many tokens, slots filled in, sinks behind."""
@@ -72,8 +72,7 @@ class Runner:
                 self._frames.popitem(last=False)
         else:
             self._frames.move_to_end(bucket)
-        self._turn ^= 1
-        frame = frames[self._turn]
+        frame = self._next(frames, bucket)
         if frame.index is not index:
             frame.index = index
             frame.slots[: len(index)] = torch.from_numpy(index)
@@ -103,6 +102,13 @@ class Runner:
         """Seconds that each bucket took, and calls since then with shapes that were not compiled."""
         seconds = {f"{rows}x{units}": round(spent, 3) for (rows, units), spent in self.compiled.items()}
         return {"seconds": seconds, "uncompiled": sum(function.misses for function in self._functions or ())}
+
+    def _next(self, frames: list[Frame], bucket: tuple[int, int]) -> Frame:
+        """The one that was used longest ago and is free, which becomes the one used last."""
+        free = next((i for i, frame in enumerate(frames) if not frame.busy), None)
+        frame = self._make(*bucket) if free is None else frames.pop(free)
+        frames.append(frame)
+        return frame
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,10 @@ from serving.errors import SetupError
 
 log = logging.getLogger("toolkit.compile")
 Function = Callable[..., Any]
+OPTIONS = {
+    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,  # `Compiled` looks at all that may change: shapes
+    "cpp.dynamic_threads": True,  # lanes share the cores, now by one, now by another number of threads
+}
 
 
 class Compiled:
@@ -44,9 +48,9 @@ class Compiled:
         return self._compile(shape, args)
 
     def _compile(self, shape: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """A compilation of its own for the shape, which can never be replaced by another one."""
-        made: Function = torch.compile(  # type: ignore[call-overload]  # whose overloads lack the last two
-            self.run, fullgraph=True, dynamic=False, isolate_recompiles=True, recompile_limit=1
+        """A compilation of its own for the shape, which no other can take the place of."""
+        made: Function = torch.compile(  # type: ignore[call-overload]  # whose overloads lack the first two
+            self.run, isolate_recompiles=True, recompile_limit=1, fullgraph=True, dynamic=False, options={**OPTIONS}
         )
         began = perf_counter()
         try:

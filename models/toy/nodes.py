@@ -101,7 +101,7 @@ class Codec(Node):
     writes = ("filter",)
     preempt = "offload"
     buckets = ((4, 32), (8, 64))
-    compiles = ("net.excite", "net.filter")
+    compiles = ("net.excite",)
     BEFORE, AFTER, MOST = 2, 1, 8
 
     def __init__(self, c: ToyConfig, net: Networks) -> None:

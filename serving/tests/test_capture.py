@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,7 +172,7 @@ async def test_a_shape_of_no_bucket_runs_uncompiled_and_is_counted(monkeypatch):
         await one.stop()
 
 
-def test_shapes_are_told_apart_by_strides_and_dtypes_and_each_is_compiled_once():
+def test_each_shape_stride_and_dtype_is_compiled_once_for_any_number_of_threads():
     made = Compiled("double", double, allow_eager=False)
     square = torch.arange(6.0).view(2, 3)
     inputs = [square, square.t(), square.double(), square.view(6)]
@@ -181,8 +182,11 @@ def test_shapes_are_told_apart_by_strides_and_dtypes_and_each_is_compiled_once()
         assert torch.equal(made(x), 2 * x)
     assert counters["stats"]["unique_graphs"] == before + len(inputs)
     made.warming = False
-    for x in inputs:
-        assert torch.equal(made(x), 2 * x)
+    with ThreadPoolExecutor(1) as lane:
+        for threads in (1, 2, 3):
+            lane.submit(torch.set_num_threads, threads).result()
+            assert all(torch.equal(lane.submit(made, x).result(), 2 * x) for x in inputs)
+    assert counters["stats"]["unique_graphs"] == before + len(inputs)
     assert made.misses == 0
 
 
