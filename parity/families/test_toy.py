@@ -140,6 +140,16 @@ async def test_toy_in_fast_numerics_stays_within_its_distance(case, check):
 
 
 @pytest.mark.usefixtures("recorded_text")
+async def test_toy_compiled_stays_within_its_distance(case, check):
+    async with Session(case, numerics="fast", capture="compiled") as session:
+        for audio in await asyncio.gather(*(session.speak() for _ in range(8))):
+            check(case, "outputs/audio", audio, name="compiled/audio")
+        made = session.engine.stats()["compiled"]["toy.codec"]
+    assert list(made["seconds"]) == ["4x32", "8x64"]
+    assert made["uncompiled"] == 0
+
+
+@pytest.mark.usefixtures("recorded_text")
 async def test_toy_paints(case):
     async with Session(case) as session:
         (image,) = await session.run("image", {"text": "?"}, "image", steps=6, guidance=2.0, guidance_until=0.5)
