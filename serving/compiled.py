@@ -58,11 +58,11 @@ class Compiled:
         except Exception as error:
             if not self.allow_eager:
                 raise SetupError(
-                    f"{self.name} cannot be compiled: {_first_line(error)} Use capture: static, or allow_eager: true "
+                    f"{self.name} cannot be compiled: {_why(error)} Use capture: static, or allow_eager: true "
                     "to run it uncompiled.",
                     param="capture",
                 ) from error
-            log.warning("%s runs uncompiled: %s", self.name, _first_line(error))
+            log.warning("%s runs uncompiled: %s", self.name, _why(error))
             made = self.run
             found = made(*args)
         self.seconds += perf_counter() - began
@@ -122,7 +122,8 @@ def _shape(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
-def _first_line(error: Exception) -> str:
-    """What it says, up to the explanation, as a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return f"{lines[0].rstrip('.')}."
+def _why(error: Exception) -> str:
+    """What it says, up to advice and traces."""
+    lines = (line.strip() for line in str(error).splitlines())
+    told = [line.removeprefix("Developer debug context: ") for line in lines if line and not line.startswith("Hint:")]
+    return " ".join(f"{line.rstrip('.')}." for line in told[:3]) or f"{type(error).__name__}."

@@ -21,7 +21,7 @@ from serving.core.tests.kit import Paper, outputs, submit
 from serving.errors import SetupError
 from serving.settings import Deployment
 
-CLOSE = {"atol": 2e-6, "rtol": 1e-6}  # a filter of 80 steps in other instructions
+CLOSE = {"atol": 2e-6, "rtol": 1e-6}  # a filter goes on from sums that other instructions have made
 
 
 def engine(capture="compiled", **options):
