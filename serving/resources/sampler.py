@@ -161,8 +161,8 @@ class Sampler(OneEach):
         units that the prompt's steps will count where that is more (embeddings).
         """
         self._steady = None
-        for name, sub in self.subs.items():
-            chosen = (subs or {}).get(name, params)
+        each = [(subs or {}).get(name, params) for name in self.subs]
+        for sub, chosen in enumerate(each):
             for number in NUMBERS:
                 self.numbers[number][sub, slot] = getattr(chosen, number)
             self.numbers["repetition_penalty"][sub, slot] = max(SMALLEST, chosen.repetition_penalty)
@@ -173,8 +173,8 @@ class Sampler(OneEach):
         self.prompt[slot] = max(length, len(prompt) + len(output))
         if self.flags[0, slot] & PENALTY:
             self._remember(slot, prompt, output)
-        if params.logit_bias:
-            self._bias(slot, params.logit_bias)
+        if each[0].logit_bias:
+            self._bias(slot, each[0].logit_bias)
 
     def _remember(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         seen, counts = self.table("prompt", torch.bool)[slot], self.table("counts", torch.int32)[slot]
@@ -243,7 +243,8 @@ class Sampler(OneEach):
 
     def plan(self, b: Batch, *, write: bool) -> SamplerStep:
         position = self.position.take(b.index) + b.units
-        self.position[b.index] = position
+        if write:
+            self.position[b.index] = position
         steady = self._steady
         if steady is None or steady.index is not b.index or steady.units is not b.units:
             steady = self._steady = self._rows(b)
@@ -300,7 +301,10 @@ class SamplerStep:
         return tokens
 
     def process(self, logits: Tensor, sub: str = MAIN[0]) -> Tensor:
-        """float32 logits [size, V] as the choice sees them: penalised, scaled, -inf where removed."""
+        """float32 logits [size, V] as the choice sees them: penalised, scaled, -inf where removed.
+
+        For the penalties, a token that the step has drawn is one that went before: ask first.
+        """
         at = self.sampler.subs[sub]
         allowed = self.sampler.range(at)
         out = torch.full_like(logits, sampling.NONE, dtype=torch.float32)
@@ -317,7 +321,9 @@ class SamplerStep:
         logits = logits.float()
         flags = self.flags[sub]
         if self.found & BIAS and not sub:
-            logits = logits + self.sampler.table("bias", torch.float32)[self.slots][:, self.sampler.range(0)]
+            at = torch.from_numpy(np.flatnonzero(flags & BIAS)).to(logits.device)
+            bias = self.sampler.table("bias", torch.float32)[self.slots[at]]
+            logits = logits.index_add(0, at, bias[:, self.sampler.range(0)])
         if self.found & MASK and not sub:
             at = torch.from_numpy(np.flatnonzero(flags & MASK)).to(logits.device)
             words = self.sampler.table("mask", torch.int32)[self.slots[at]]

@@ -200,6 +200,33 @@ def test_sub_samplers_draw_apart_and_by_their_own_parameters():
     assert [b for _, b in code] != [b for _, b in main]
 
 
+def test_a_bias_leaves_with_its_owner():
+    sampler = make()
+    for slot in (1, 2):
+        sampler.set(slot, SamplingParams(logit_bias={6: 50.0}))
+    sampler.bind(1, "next")
+    best = int(LOGITS.argmax())
+    assert step(sampler, [1, 2], size=3)[1](LOGITS.expand(3, -1)).tolist() == [best, 6, best]
+    assert step(sampler, [2, 1])[1](LOGITS.expand(2, -1)).tolist() == [6, best]
+
+
+def test_the_first_sampler_has_the_bias_that_is_its_own():
+    sampler = make(subs=("main", "code"))
+    sampler.set(1, SamplingParams(logit_bias={2: 50.0}), subs={"main": SamplingParams(logit_bias={6: 50.0})})
+    use = step(sampler, [1])[1]
+    assert use(LOGITS[None]).tolist() == [6]
+    assert use(LOGITS[None], "code").tolist() == [int(LOGITS.argmax())]
+
+
+def test_a_step_that_only_reads_counts_nothing():
+    sampler = make()
+    sampler.set(1, SamplingParams(temperature=1.0), seed=3)
+    b = batch([1], [1])
+    first = sampler.plan(b, write=False)(LOGITS.expand(1, -1))
+    assert sampler.position[1] == 0
+    assert torch.equal(step(sampler, [1])[1](LOGITS.expand(1, -1)), first)
+
+
 def test_logprobs_raw_and_processed():
     sampler = make()
     sampler.set(1, SamplingParams(temperature=0.5, top_k=2))
