@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 from torch import Tensor
@@ -20,16 +21,19 @@ class Pool:
     table: Tensor  # [S, P] int64 block table; row 0 is the sink sequence
     attend: Attend
     stale: deque[int] = field(default_factory=deque)  # pages that hold a former owner's values
+    _lock: Lock = field(default_factory=Lock)
 
     def scrub(self) -> None:
         """Zero stale values once, before their new owner writes: what a mask hides must still be finite.
 
-        The engine thread adds pages while a lane is here.
+        The engine thread adds pages while a lane is here, and may come here itself. Whoever comes waits until those
+        pages are zeroed that another has taken: some may be its own.
         """
-        pages = [self.stale.popleft() for _ in range(len(self.stale))]
-        if pages:
-            self.k[:, pages] = 0
-            self.v[:, pages] = 0
+        with self._lock:
+            pages = [self.stale.popleft() for _ in range(len(self.stale))]
+            if pages:
+                self.k[:, pages] = 0
+                self.v[:, pages] = 0
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy whole pages; no step in flight writes to either. What is stale goes first: later it would hit copies."""
@@ -48,6 +52,7 @@ class KVStep:
     total: int
     size: int
     ones: bool
+    scrubbed: bool = False  # before the first layer that it writes
     places: tuple[Tensor, Tensor] | None = None  # page and offset of each token, found at the first layer
 
     @property
@@ -81,8 +86,9 @@ class KVStep:
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Append k, v [T, Hk, D]."""
-        if self.pool.stale:
+        if not self.scrubbed:
             self.pool.scrub()
+            self.scrubbed = True
         store = self._scatter if self.ones or k.device.type != "cpu" else self._copy
         store(self.pool.k[layer], k)
         store(self.pool.v[layer], v)

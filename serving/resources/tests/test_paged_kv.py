@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import deque
 
 import numpy as np
 import pytest
 import torch
 
 from serving.errors import SetupError
+from serving.resources.kv_step import Pool
 from serving.resources.tests.batches import batch
 from serving.resources.tests.tokens import Tokens, admit, chunks, make, run
 
@@ -253,3 +256,26 @@ def test_sequences_are_a_pool_too():
     assert list(itertools.compress(names, (kv.reserve(name, ("main",), 1) for name in names))) == names[:2]
     kv.release("s0")
     assert kv.reserve("s2", ("main",), 1)
+
+
+def test_pages_are_zeroed_before_anyone_else_goes_on():
+    """A lane and the engine's thread may both come to it: what one has taken to zero, the other waits for."""
+
+    class Slow:
+        begun, go = threading.Event(), threading.Event()
+
+        def __setitem__(self, at, value):
+            self.begun.set()
+            assert self.go.wait(10)
+
+    pool = Pool(Slow(), Slow(), torch.zeros(1, 1), None, deque([3]))
+    lane, engine = (threading.Thread(target=pool.scrub) for _ in range(2))
+    lane.start()
+    assert Slow.begun.wait(10)
+    engine.start()
+    engine.join(0.1)
+    assert engine.is_alive()
+    Slow.go.set()
+    for thread in (lane, engine):
+        thread.join(10)
+        assert not thread.is_alive()
