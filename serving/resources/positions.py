@@ -23,6 +23,7 @@ class Positions(OneEach):
     from one past the highest (Qwen2-VL's M-RoPE).
     """
 
+    partial = True  # nothing is kept of what only counts
     replays = True  # from the first token on; positions that were given come with media, which no row replays
 
     def __init__(self, *, slots: int, axes: int = 1, lanes: tuple[str, ...] = MAIN) -> None:

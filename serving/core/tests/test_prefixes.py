@@ -8,7 +8,7 @@ import pytest
 from serving.core.tests import parrot
 from serving.core.tests.parrot import Part
 from serving.core.tests.stepper import Stepper
-from serving.resources import hashing
+from serving.resources import Positions, hashing
 
 PROMPT = tuple(range(5, 18))  # 13 tokens in pages of 4; a message ends after 9, and 12 fill whole pages
 
@@ -16,8 +16,11 @@ PROMPT = tuple(range(5, 18))  # 13 tokens in pages of 4; a message ends after 9,
 class Counted:
     """One request after another on one engine, and how much of each prompt was not computed."""
 
-    def __init__(self, hybrid=True, **snapshots):
+    def __init__(self, hybrid=True, positions=False, **snapshots):
         self.hybrid, self.port = hybrid, parrot.port(2, 30, hybrid=hybrid)
+        if positions:
+            node = self.port.graph.nodes["parrot"]
+            self.port.graph.resources["positions"], node.writes = Positions(slots=2), (*node.writes, "positions")
         self.it = Stepper(self.port, 2)
         for name, value in snapshots.items():
             setattr(self.port.graph.resources["state"].snapshots, name, value)
@@ -51,10 +54,10 @@ def test_without_the_snapshot_the_pages_are_no_use(budget, reused):
     assert it.say(Part(PROMPT, 3)) == reused
 
 
-@pytest.mark.parametrize(("hybrid", "reused"), [(False, 20), (True, 12)])
-def test_what_was_said_is_known_to_the_next_turn_where_pages_are_enough(hybrid, reused):
+@pytest.mark.parametrize(("hybrid", "positions", "reused"), [(False, False, 20), (False, True, 20), (True, True, 12)])
+def test_what_was_said_is_known_to_the_next_turn_where_pages_are_enough(hybrid, positions, reused):
     """A state after the answer was not kept: it may have run ahead of it."""
-    it, first = Counted(hybrid), Part(PROMPT, 8)
+    it, first = Counted(hybrid, positions), Part(PROMPT, 8)
     it.say(first)
     said = parrot.spoken(first, 0, hybrid)
     assert it.say(replace(first, prompt=(*PROMPT, *said, 50))) == reused
@@ -116,12 +119,13 @@ def test_each_token_is_hashed_once(hybrid, hashed, read, monkeypatch):
 
 
 def test_prompts_are_hashed_where_the_piece_is_made(monkeypatch):
+    monkeypatch.setattr(Meter, "given", [])
     monkeypatch.setattr(hashing, "sha256", Meter)
     it = Stepper(parrot.port(2, 30), 2)
     jobs = []
     it.engine._pool.submit = jobs.append
     it.enter("a", {"parts": [Part(PROMPT, 2), Part((*PROMPT, 4, 4, 4), 2)]})
-    monkeypatch.setattr(Meter, "given", [])
+    Meter.given.clear()
     while not jobs:
         assert it.launch()
     assert not Meter.given, "not on the engine's thread"
