@@ -49,11 +49,11 @@ class Compiled:
 
     def _compile(self, shape: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         """A compilation of its own for the shape, which no other can take the place of."""
-        made: Function = torch.compile(  # type: ignore[call-overload]  # whose overloads lack the first two
-            self.run, isolate_recompiles=True, recompile_limit=1, fullgraph=True, dynamic=False, options={**OPTIONS}
-        )
         began = perf_counter()
         try:
+            made: Function = torch.compile(  # type: ignore[call-overload]  # whose overloads lack the first two
+                self.run, isolate_recompiles=True, recompile_limit=1, fullgraph=True, dynamic=False, options={**OPTIONS}
+            )
             found = made(*args)
         except Exception as error:
             if not self.allow_eager:

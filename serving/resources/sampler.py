@@ -274,7 +274,10 @@ class Sampler(OneEach):
 
 @dataclass(slots=True)
 class SamplerStep:
-    """One planned step: call it with logits. Rows are the batch's; `flags` [subs, n] says what each needs."""
+    """One planned step: call it with logits, once for each sub-sampler, which has one draw a step.
+
+    Rows are the batch's; `flags` [subs, n] says what each needs.
+    """
 
     sampler: Sampler
     slots: Tensor
