@@ -93,6 +93,7 @@ def _options(model: LoadedModel) -> dict[str, Any]:
         "device": options.device,
         "profile": options.profile,
         "numerics": options.numerics,
+        "capture": options.capture,
         "max_concurrent_requests": options.rows,
         "source": "path" if options.weights else model.card.source,
     }

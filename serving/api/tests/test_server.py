@@ -199,6 +199,7 @@ async def test_server_info_shows_limits_and_no_secret():
         response = await http.get("/v1/server_info")
     assert response.json()["limits"]["n"] == 3
     assert response.json()["models"]["ears"]["numerics"] == "fast"
+    assert response.json()["models"]["ears"]["capture"] == "eager"
     assert "hunter2" not in response.text
 
 
