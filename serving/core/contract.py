@@ -188,7 +188,7 @@ class Node:
     reads: tuple[str, ...] = ()  # resource labels
     writes: tuple[str, ...] = ()
     buckets: Sequence[tuple[int, int]] = ()  # captured (rows, units), ascending; () = run at the exact size
-    compiles: Sequence[str] = ()  # attributes ("net.filter"): what `launch` calls of pure functions of tensors alone
+    compiles: Sequence[str] = ()  # attributes ("net.filter"): pure functions of tensors that `launch` may run compiled
     budget: float = float("inf")  # most `cost` in one step
     numerics: Mapping[str, Any] = {}  # entered around its steps
     tables: Sequence[str] = ()  # attributes indexed by slot ("rules.count"): a row that is preempted takes them along

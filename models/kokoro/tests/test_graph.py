@@ -116,6 +116,21 @@ async def test_captured_is_eager_bit_for_bit():
         assert not any(static.engine.stats()["misses"].values())
 
 
+@pytest.mark.nightly
+async def test_compiled_is_near_static_and_all_of_it_is_compiled():
+    one = {"numerics": "fast", "text_buckets": (64,), "frame_buckets": (192,)}
+    async with Bench("static", **one) as static, Bench("compiled", **one) as made:
+        for text in TEXTS:
+            ours, theirs = await made.speak(text), await static.speak(text)
+            assert ours.shape == theirs.shape
+            assert decibels(ours, theirs) > 20
+        found = made.engine.stats()["compiled"]
+    assert {name: (list(one["seconds"]), one["uncompiled"]) for name, one in found.items()} == {
+        "kokoro.text_half": (["1x64"], 0),
+        "kokoro.frame_half": (["1x192"], 0),
+    }
+
+
 async def test_rows_in_one_step_are_near_what_they_are_alone():
     async with Bench(numerics="fast", batch_rows=4) as bench:
         alone = [await bench.speak(text) for text in TEXTS]

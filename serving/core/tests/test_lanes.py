@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serving.capture import Runner
-from serving.core.contract import Edge, Node, Offer, Packed, Piece, Resource, Settled, Verdict
+from serving.core.contract import Edge, Node, Offer, Options, Packed, Piece, Resource, Settled, Verdict
 from serving.core.engine import Engine
 from serving.core.runtime import ModelRun, useful
 from serving.core.streams import Each
@@ -150,7 +150,7 @@ def test_lanes_are_what_the_models_can_use_and_the_cores_allow(most, cores, lane
 
 
 def test_a_set_that_is_in_use_is_never_given_again():
-    runner = Runner(Meeting(0.1), "static", "cpu")
+    runner = Runner(Meeting(0.1), Options(capture="static"))
     index = np.array([1])
     first, second = runner.frame(index, 1), runner.frame(index, 1)
     assert first is not second
