@@ -78,7 +78,7 @@ def _stored(name: str, value: Tensor) -> Tensor:
 def fields(config: Qwen35Config, context: int) -> dict[str, Any]:
     """The file's fields for a context of so many tokens; a token's text is its number."""
     every = [index + 1 for index in config.of(FULL)]
-    if every != list(range(every[0], len(config.layers) + 1, every[0])):
+    if not every or every != list(range(every[0], len(config.layers) + 1, every[0])):
         raise SetupError(f"{ARCHITECTURE} has full attention in every n-th layer, not in {every}.")
     of_network = {
         "block_count": len(config.layers),
