@@ -31,7 +31,7 @@ from perf.peers.llama_cpp import FORMATS
 from perf.qwen3_5_sides import LONG, PROMPT, ROWS, Llama, Ours, Side, Theirs, Time, gguf, port, reference, text
 
 PEERS = {"transformers": "", **{f"llama.cpp-{kind.lower()}": kind for kind in FORMATS}}
-CHECKED = 16  # greedy tokens that the sides are compared by
+CHECKED = 8  # greedy tokens that the sides are compared by
 
 
 def told(question: str, taken: Mapping[str, Sequence[Time]]) -> list[str]:
@@ -60,7 +60,7 @@ async def measure(sides: Sequence[Side], repeats: int, new: int, long: int) -> N
         same = next((i for i, pair in enumerate(zip(ours, tokens, strict=True)) if len(set(pair)) > 1), CHECKED)
         print(f"{side.name}: the first {same} of {CHECKED} greedy tokens are ours", flush=True)
     for side in sides:
-        await side.rate(2, 2)
+        await side.rate(ROWS if side.at_once else 1, 2)  # the first step of a number of rows takes longer
     alone: dict[str, list[Time]] = defaultdict(list)
     together: dict[str, list[Time]] = defaultdict(list)
     firsts: dict[str, list[Time]] = defaultdict(list)
