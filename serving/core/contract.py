@@ -211,7 +211,10 @@ class Node:
         """
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
-        """Device work. No host read, no Python per row, no allocation that is kept; tables are written last."""
+        """Device work. No host read, no Python per row, no allocation that is kept; tables are written last.
+
+        Where the node writes no resource, other rows may be launched at the same time on another thread.
+        """
         raise NotImplementedError
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,16 @@ class NodeRun:
             if not group.seats:
                 del self.groups[group.key]
 
+    def apart(self, step: Any) -> bool:
+        """Whether a step of this node may run beside the one in flight: neither writes what is the other's.
+
+        Steps of one node have different rows, unless theirs repeat.
+        """
+        other: NodeRun = step.node
+        if other is self:
+            return not self.changes and not step.repeats
+        return other.model is not self.model or not (self.changes & other.touches or other.changes & self.touches)
+
     def left(self, seat: Seat) -> None:
         """The seat has nothing more to do here."""
         seat.done = True
@@ -228,8 +238,21 @@ class ModelRun:
         for node, path in self._paths:
             node.ahead = sum(step.seconds for step in path)
 
+    def parallel(self) -> int | None:
+        """Most steps of it that may run at once; None: any number. More would change bits, or is a device's affair."""
+        options = self.loaded.options
+        if options.device != "cpu" or options.numerics != "fast":
+            return 1
+        return 1 if all(node.changes for node in self.nodes.values()) else None
+
     def _path(self, name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The nodes from this one to the client, along the longest way that visits none twice."""
         ends = {split(edge.target)[0] for edge in self.graph.edges if split(edge.source)[0] == name}
         after = [self._path(end, (*seen, name)) for end in ends - {CLIENT, name, *seen}]
         return (name, *max(after, key=len, default=()))
+
+
+def useful(models: Collection[ModelRun], cores: int) -> int:
+    """How many lanes these models can use on so many cores."""
+    most = [model.parallel() for model in models]
+    return cores if None in most else min(cores, sum(count or 0 for count in most))
