@@ -39,6 +39,7 @@ class Runner:
         if mode not in MODES:
             raise SetupError(f'Unknown capture mode "{mode}".{nearest(mode, MODES)}', param="capture.mode")
         self.buckets = tuple(node.buckets) if mode == "static" else ()
+        self.uniform = node.uniform
         self.device = torch.device(device)
         self.misses = 0  # steps that no bucket held
         self._frames: OrderedDict[tuple[int, int], list[Frame]] = OrderedDict()
@@ -71,7 +72,9 @@ class Runner:
 
     def _bucket(self, rows: int, units: int) -> tuple[int, int] | None:
         for bucket in self.buckets:
-            if rows <= bucket[0] and units <= bucket[1]:
+            most_rows, most_units = bucket
+            fits = units * most_rows == most_units * rows if self.uniform else units <= most_units
+            if rows <= most_rows and fits:
                 return bucket
         self.misses += bool(self.buckets)
         return None
