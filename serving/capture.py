@@ -2,7 +2,8 @@
 
 `eager` builds every step at its own size, and keeps the memory of the sizes used last. `static` takes the same path
 as a captured step would: the smallest declared bucket that holds the batch, buffers that are reused, sinks in the
-rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs.
+rows past the real ones. Two buffer sets a bucket let step n+1 be staged while step n runs, and there are as many more
+as steps run at once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Frame:
     units: int
     slots: torch.Tensor  # [rows]
     index: np.ndarray | None = None  # the slots that it holds
+    busy: bool = False  # a step in flight uses it
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     hosts: dict[str, np.ndarray] = field(default_factory=dict)  # host memory of the buffers
 
@@ -43,7 +45,6 @@ class Runner:
         self.device = torch.device(device)
         self.misses = 0  # steps that no bucket held
         self._frames: OrderedDict[tuple[int, int], list[Frame]] = OrderedDict()
-        self._turn = 0
 
     def frame(self, index: np.ndarray, tokens: int, bucket: tuple[int, int] | None = None) -> Frame:
         """Memory for a step over these slots with so many tokens, slots filled in, sinks behind."""
@@ -56,12 +57,18 @@ class Runner:
                 self._frames.popitem(last=False)
         else:
             self._frames.move_to_end(bucket)
-        self._turn ^= 1
-        frame = frames[self._turn]
+        frame = self._next(frames, bucket)
         if frame.index is not index:
             frame.index = index
             frame.slots[: len(index)] = torch.from_numpy(index)
             frame.slots[len(index) :] = 0
+        return frame
+
+    def _next(self, frames: list[Frame], bucket: tuple[int, int]) -> Frame:
+        """The one that was used longest ago and is free, which becomes the one used last."""
+        free = next((i for i, frame in enumerate(frames) if not frame.busy), None)
+        frame = self._make(*bucket) if free is None else frames.pop(free)
+        frames.append(frame)
         return frame
 
     @property

@@ -94,6 +94,7 @@ class ServerSettings(BaseSettings):
     queue_size: Annotated[int, Field(ge=0)] = 64
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     workers: Count = 4  # threads that decode and encode media
+    lanes: Count | None = None  # steps that run at once; None: as many as cores, where the models' steps can
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()

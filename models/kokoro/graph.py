@@ -43,6 +43,7 @@ class Job:
     seed: int
     voice: str
     language: str
+    live: bool  # played as it is made
 
 
 class KokoroPort:
@@ -76,7 +77,7 @@ class KokoroPort:
             pieces = self._given(knobs.phonemes, knobs.speed)
         else:
             pieces = self._from_text(str(task.inputs["text"]), language, knobs.speed)
-        return Job(pieces, table, knobs.speed, task.seed, knobs.voice, language)
+        return Job(pieces, table, knobs.speed, task.seed, knobs.voice, language, task.live)
 
     def _from_text(self, text: str, language: str, speed: float) -> Iterator[str]:
         if not text.strip():
@@ -110,8 +111,8 @@ class KokoroPort:
         raise nothing
 
     def in_flight(self, job: Job) -> int:
-        """One on a CPU, whose one lane the next piece's first half would take before this one is heard."""
-        return 1 if self.device == "cpu" else 2
+        """One where it is played on a CPU: the next piece's first half would delay this one's second."""
+        return 1 if self.device == "cpu" and job.live else 2
 
     def pieces(self, job: Job) -> Steps:
         """Every piece goes through the whole walk."""

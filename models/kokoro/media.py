@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from models.components.text.sentences import CLAUSE_END, fitting, pieces_at, sen
 from models.kokoro.config import MAX_PHONEMES
 
 BOUNDARY = 0  # the token before and after every piece
-SHORTEST_OPENING = 15  # phonemes: a clause as short as "Well," is not worth a piece of its own
+SHORTEST = 15  # phonemes: a clause as short as "Well," is not worth a piece of its own
+PACE = 0.6  # seconds that making a second of speech may take
 
 
 def longest(speed: float) -> int:
@@ -21,44 +23,44 @@ def longest(speed: float) -> int:
 def pieces(text: str, phonemize: Callable[[str], str], speed: float, first: int, target: int) -> Iterator[str]:
     """Phonemes of each piece of a text, none when nothing in it can be spoken; a piece is worked out when asked for.
 
-    Pieces end where sentences end; the first is cut at a clause when its sentence is longer than `first`.
+    Pieces end where sentences end, and hold as many as fit `target`. A sentence is cut at a clause where it is longer
+    than `first` and opens the text, or so long that what was said before it would be over before it is made.
     """
     limit = longest(speed)
-    most = first
+    opening = total = 0
     said: list[str] = []
-    for part in _parts(text, phonemize, limit, first):
-        spoken = phonemize(part).strip()
-        if not spoken:
-            continue
-        if said and len(" ".join([*said, spoken])) > most:
-            yield " ".join(said)
-            said, most = [], min(target, limit)
-        said.append(spoken)
+
+    def most() -> int:
+        """Phonemes that are made while those before them are played: r (opened + x) <= opened, r without the first."""
+        return int(total * (1 / PACE - 1)) + opening if total else first
+
+    def closed(piece: str) -> str:
+        nonlocal opening, total
+        opening, total = opening or len(piece), total + len(piece)
+        return piece
+
+    for sentence in (part for one in sentences(text) for part in fitting(one, limit, lambda t: len(phonemize(t)))):
+        spoken = phonemize(sentence).strip()
+        if said and len(" ".join([*said, spoken])) > min(target, limit, most()):
+            yield closed(" ".join(said))
+            said = []
+        while not said and len(spoken) > most() and (at := _clauses(sentence, phonemize, most())):
+            yield closed(phonemize(sentence[:at]).strip())
+            sentence = sentence[at:]
+            spoken = phonemize(sentence).strip()
+        if spoken:
+            said.append(spoken)
     if said:
         yield " ".join(said)
 
 
-def _parts(text: str, phonemize: Callable[[str], str], limit: int, first: int) -> Iterator[str]:
-    """Sentences, those that are too long in parts, the opening one in two where it is longer than `first`."""
-    fits = (part for one in sentences(text) for part in fitting(one, limit, lambda t: len(phonemize(t))))
-    for opening in fits:
-        yield from _opening(opening, phonemize, first)
-        break
-    yield from fits
-
-
-def _opening(part: str, phonemize: Callable[[str], str], first: int) -> list[str]:
-    """The first part, cut after the clauses that fit a short opening piece."""
-    if len(phonemize(part)) <= first:
-        return [part]
-    head = ""
-    for clause in pieces_at(CLAUSE_END, part)[:-1]:
-        if len(phonemize(head + clause)) > first:
-            break
-        head += clause
-    if len(phonemize(head)) < SHORTEST_OPENING:
-        return [part]
-    return [head, part[len(head) :]]
+def _clauses(sentence: str, phonemize: Callable[[str], str], most: int) -> int:
+    """Where to cut a sentence after the clauses that fit, or after the first; 0 where a part would be too short."""
+    ends = list(accumulate(map(len, pieces_at(CLAUSE_END, sentence))))[:-1]
+    sizes = [(end, len(phonemize(sentence[:end])), len(phonemize(sentence[end:]))) for end in ends]
+    fair = [(end, head) for end, head, tail in sizes if min(head, tail) >= SHORTEST]
+    within = [end for end, head in fair if head <= most]
+    return max(within) if within else min((end for end, _ in fair), default=0)
 
 
 def tokens(phonemes: str, vocab: Mapping[str, int]) -> np.ndarray:

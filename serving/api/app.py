@@ -84,6 +84,7 @@ def engine_settings(settings: ServerSettings, **overrides: Any) -> Any:
     return EngineSettings(
         queue=settings.queue_size,
         host_workers=settings.workers,
+        lanes=settings.lanes,
         queue_timeout=settings.timeouts.queue,
         idle_input_timeout=settings.timeouts.idle_input,
         memory=settings.memory_bytes,

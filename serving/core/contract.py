@@ -212,7 +212,10 @@ class Node:
         """
 
     def launch(self, b: Batch) -> Mapping[str, Tensor]:
-        """Device work. No host read, no Python per row, no allocation that is kept; tables are written last."""
+        """Device work. No host read, no Python per row, no allocation that is kept; tables are written last.
+
+        Where the node writes no resource, other rows may be launched at the same time on another thread.
+        """
         raise NotImplementedError
 
     def settle(self, b: Batch, out: Mapping[str, Any]) -> Settled:
@@ -243,6 +246,7 @@ class Resource:
     stride = 1  # a beginning that is adopted has a multiple of this length
     replays = False  # running its tokens again gives the same state
     partial = False  # it can publish a beginning of what an owner holds, and not only all of it
+    append_only = False  # what was written stays as it is, and may be read while more is written
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""

@@ -20,6 +20,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 from serving import numerics
 from serving.core import memory
 from serving.core.contract import LoadedModel, Packed, Task
@@ -28,7 +30,7 @@ from serving.core.lanes import Lane
 from serving.core.lifecycle import Requests
 from serving.core.request import Request, advance
 from serving.core.routing import Router
-from serving.core.runtime import ModelRun
+from serving.core.runtime import ModelRun, useful
 from serving.core.scheduler import Hold, Rules, plan
 from serving.core.settling import Settler
 from serving.core.step import Step, warm
@@ -43,8 +45,8 @@ class EngineSettings:
     """What a deployment sets of the engine."""
 
     queue: int = 256  # requests that may wait; one more is refused at once
-    lanes: int = 1
-    threads: int | None = None  # torch threads a lane; None: leave as it is
+    lanes: int | None = 1  # steps that run at once; None: as many as cores, where steps can
+    threads: int | None = None  # torch threads of a step; None: the busy lanes share those that torch has
     host_workers: int = 2
     queue_timeout: float = 120.0
     idle_input_timeout: float = 60.0
@@ -85,6 +87,7 @@ class Engine:
         self._router = Router(self._outbox, clock)
         self._pool = ThreadPoolExecutor(self.settings.host_workers, thread_name_prefix="host")
         self._lanes: list[Lane] = []
+        self._threads = torch.get_num_threads()
         self._requests = Requests(self)
         self._settler = Settler(self._router, self._requests, self.die)
         self._hold: float | None = None
@@ -94,9 +97,10 @@ class Engine:
 
     async def start(self) -> None:
         """Prove the numerics, run every bucket once, start the threads; ready when this returns."""
-        self._lanes = [Lane(f"lane-{i}", self.settings.threads) for i in range(self.settings.lanes)]
+        lanes = self.settings.lanes or useful(self.models.values(), self._threads)
+        self._lanes = [Lane(f"lane-{i}") for i in range(lanes)]
         try:
-            await asyncio.wrap_future(self._lanes[0].call(self._prepare))
+            await asyncio.wrap_future(self._lanes[0].call(self._prepare, self.settings.threads))
         except ToolkitError as error:
             self.state, self.reason = "dead", error.message
             raise
@@ -320,7 +324,7 @@ class Engine:
                 group.passed += 1
             step = self._settler.launch(choice)
             if step is not None:
-                self._send(step, lane)
+                self._send(step, lane, sum(bool(group.seats) and group.node.apart(step) for group in groups))
             self._wake()
 
     def _groups(self) -> list[Any]:
@@ -332,21 +336,23 @@ class Engine:
         return lane if lane.depth < self.settings.rules.depth else None
 
     def _may_run(self, node: Any, lane: Lane) -> bool:
-        """Steps that write a common resource, and steps of one node, keep their order: they share a lane."""
-        if len(node.inflight) >= self.settings.rules.depth:
+        """Steps that are not apart keep their order: they share a lane."""
+        if len(node.inflight) >= max(self.settings.rules.depth, len(self._lanes)):
             return False
-        for other in self._lanes:
-            for step in other.steps:
-                clash = step.node is node or step.node.changes & node.touches or node.changes & step.node.touches
-                if other is not lane and clash and step.node.model is node.model:
-                    return False
-        return True
+        return all(other is lane or node.apart(step) for other in self._lanes for step in other.steps)
 
-    def _send(self, step: Step, lane: Lane) -> None:
+    def _send(self, step: Step, lane: Lane, ready: int) -> None:
+        """Run it on the lane, while so many others could run beside it."""
         step.lane = lane
         lane.depth += 1
         lane.steps.append(step)
-        lane.submit(lambda: step.run(self._done))
+        lane.submit(lambda: step.run(self._done), self.settings.threads or self._share(ready))
+
+    def _share(self, ready: int) -> int | None:
+        """Torch threads of a step that is launched now; None: nothing to share."""
+        lanes = len(self._lanes)
+        busy = min(lanes, sum(lane.depth > 0 for lane in self._lanes) + ready)
+        return max(1, self._threads // busy) if lanes > 1 else None
 
     def _done(self, step: Step) -> None:
         """On the lane: the step has run."""

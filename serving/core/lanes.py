@@ -14,19 +14,19 @@ import torch
 class Lane:
     """One worker thread. Jobs run in the order they were submitted; a job reports its own errors."""
 
-    def __init__(self, name: str, threads: int | None = None) -> None:
-        self._threads = threads
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], None], int | None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self.depth = 0  # steps sent and not yet settled; kept by the engine
         self.steps: list[Any] = []
 
-    def submit(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
+    def submit(self, job: Callable[[], None], threads: int | None = None) -> None:
+        """Run a job with so many torch threads; None: as many as there were."""
+        self._jobs.put((job, threads))
 
-    def call(self, job: Callable[[], None]) -> Future[None]:
-        """Run a job on the lane; its end or its exception comes back."""
+    def call(self, job: Callable[[], None], threads: int | None = None) -> Future[None]:
+        """The same; its end or its exception comes back."""
         future: Future[None] = Future()
 
         def run() -> None:
@@ -37,7 +37,7 @@ class Lane:
             else:
                 future.set_result(None)
 
-        self.submit(run)
+        self.submit(run, threads)
         return future
 
     def close(self) -> None:
@@ -46,7 +46,8 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        while (job := self._jobs.get()) is not None:
+        while (entry := self._jobs.get()) is not None:
+            job, threads = entry
+            if threads is not None and threads != torch.get_num_threads():
+                torch.set_num_threads(threads)
             job()

@@ -142,6 +142,7 @@ class Request:
     started: float | None = None  # admitted
     first_output: float | None = None
     played: float = 0.0  # seconds of rated output already delivered
+    playhead: float = 0.0  # when the last of it has been played; a client that ran dry goes on with what comes
     backlog: int = 0  # items delivered that the client has not consumed
     events: list[Any] = field(default_factory=list)  # for the client, at the end of this pass
 

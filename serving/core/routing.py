@@ -119,9 +119,10 @@ class Router:
         if request.closed:
             return
         if request.first_output is None:
-            request.first_output = self._clock()
+            request.first_output = request.playhead = self._clock()
         if outlet.rate:
             request.played += count / outlet.rate
+            request.playhead = max(request.playhead, self._clock()) + count / outlet.rate
         event = (outlet.port, values, count)
         if outlet.index != request.head:
             request.held.setdefault(outlet.index, []).append(event)

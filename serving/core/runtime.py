@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ class NodeRun:
         ]
         self.touches = frozenset((*node.reads, *node.writes))
         self.changes = frozenset(node.writes)
+        self._rewrites = frozenset(label for label in node.writes if not graph.resources[label].append_only)
         self.elastic = [(label, graph.resources[label]) for label in node.writes if model.overbooks(label)]
         self.rollback = all(graph.resources[label].rollback for label in node.writes)
         self.limited = any(edge.limit is not None for edge in graph.edges if split(edge.source)[0] == self.name)
@@ -154,6 +155,20 @@ class NodeRun:
             if not group.seats:
                 del self.groups[group.key]
 
+    def apart(self, step: Any) -> bool:
+        """Whether a step of this node may run beside the one in flight: no memory that one writes is the other's.
+
+        Steps of one node have different rows, unless theirs repeat.
+        """
+        if step.node is self:
+            return not self.changes and not step.repeats
+        return self.beside(step.node)
+
+    def beside(self, other: NodeRun) -> bool:
+        """Whether steps of two nodes may run at once."""
+        clash = self.changes & other.changes or self._rewrites & other.touches or other._rewrites & self.touches
+        return other.model is not self.model or not clash
+
     def left(self, seat: Seat) -> None:
         """The seat has nothing more to do here."""
         seat.done = True
@@ -228,8 +243,23 @@ class ModelRun:
         for node, path in self._paths:
             node.ahead = sum(step.seconds for step in path)
 
+    def parallel(self) -> int | None:
+        """Most steps of it that may run at once; None: any number. More would change bits, or is a device's affair."""
+        options, nodes = self.loaded.options, self.nodes.values()
+        if options.device != "cpu" or options.numerics != "fast":
+            return 1
+        if not all(node.changes for node in nodes):
+            return None
+        return 1 + any(node.beside(other) for node in nodes for other in nodes if node is not other)
+
     def _path(self, name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The nodes from this one to the client, along the longest way that visits none twice."""
         ends = {split(edge.target)[0] for edge in self.graph.edges if split(edge.source)[0] == name}
         after = [self._path(end, (*seen, name)) for end in ends - {CLIENT, name, *seen}]
         return (name, *max(after, key=len, default=()))
+
+
+def useful(models: Collection[ModelRun], cores: int) -> int:
+    """How many lanes these models can use on so many cores."""
+    most = [model.parallel() for model in models]
+    return cores if None in most else min(cores, sum(count or 0 for count in most))

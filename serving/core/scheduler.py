@@ -71,11 +71,12 @@ def plan(groups: Iterable[Group], now: float, rules: Rules) -> Plan | Hold | Non
 def due(request: Request, now: float, rules: Rules) -> float:
     """When the request's next output is needed: by its playing clock, by its age before the first, else soon.
 
-    A caller who speaks plays `target` seconds behind; one who listens plays from the first output on.
+    A caller who speaks plays `target` seconds behind; one who listens plays from the first output on, and one who has
+    heard all waits as long as one who has heard nothing.
     """
     if request.first_output is None or (request.live and request.spoken):
         return request.arrived + rules.target + request.played
-    return request.first_output + request.played if request.live else now + rules.target
+    return request.playhead if request.live else now + rules.target
 
 
 def _gathers(group: Group) -> bool:

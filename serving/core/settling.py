@@ -78,6 +78,7 @@ class Settler:
             step.assemble(plan.units)
         except Exception as error:
             step.error = error
+            step.release()
             self._failed(step)
             return None
         if node.inflight and _goes_on(step, node.inflight[-1]):
@@ -109,6 +110,7 @@ class Settler:
     def settle(self, step: Step, seconds: float) -> None:
         """A step has run: verdicts, resources, emissions."""
         step.node.inflight.remove(step)
+        step.release()
         if step.error is None:
             step.node.took(seconds)
             step.node.model.estimate()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from serving.capture import Frame
 from serving.core.buffer import StreamBuffer, concat
 from serving.core.contract import Batch, Chunk, Packed, Row
 from serving.core.request import Seat
@@ -48,11 +49,13 @@ class Step:
         "cohort",
         "ended",
         "error",
+        "frame",
         "lane",
         "node",
         "outputs",
         "planned",
         "previous",
+        "repeats",
         "seats",
         "takes",
     )
@@ -62,9 +65,11 @@ class Step:
         self.node: NodeRun = plan.group.node
         self.seats: list[Seat] = plan.seats
         self.batch: Batch
+        self.frame: Frame | None = None
         self.planned = 0  # of node.uses: how many resources have planned for it
         self.takes: list[tuple[StreamBuffer, tuple[int, bool, Chunk | None]]] = []
         self.previous: Step | None = None
+        self.repeats = any(seat.offer.repeats for seat in self.seats)  # type: ignore[union-attr]
         self.lane: Any = None
         self.outputs: dict[str, Any] = {}
         self.error: BaseException | None = None
@@ -74,7 +79,8 @@ class Step:
         """Build the batch: slots, units, stream items, what each resource planned, the node's static inputs."""
         node = self.node
         rows, index, counts, lanes, tokens = self._columns(units)
-        frame = node.runner.frame(index, tokens)
+        frame = self.frame = node.runner.frame(index, tokens)
+        frame.busy = True
         ins, taken = self._take(units) if self.cohort is None else ({}, {})  # a repeating offer takes nothing
         memory = frame.buffers, frame.hosts
         self.batch = Batch(
@@ -125,6 +131,11 @@ class Step:
         assert offer is not None
         self.takes.append((buffer, buffer.state()))
         return buffer.take(chunk, units if units < offer.units else None)
+
+    def release(self) -> None:
+        """Its static memory is free for another step."""
+        if self.frame is not None:
+            self.frame.busy = False
 
     def run(self, done: Callable[[Step], None]) -> None:
         """On a lane: launch, bring host ports to the host, report. Nothing is raised."""

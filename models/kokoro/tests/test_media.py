@@ -13,10 +13,27 @@ def pieces(text, speed=1.0, first=20, target=40, phonemize=str.lower):
 def test_the_first_piece_is_a_clause_and_the_rest_are_packed_sentences():
     assert pieces(TEXT) == [
         "one two three,",
-        "four five six seven. eight nine ten.",
-        "eleven twelve.",
+        "four five six seven.",
+        "eight nine ten. eleven twelve.",
         "thirteen fourteen fifteen sixteen.",
     ]
+
+
+@pytest.mark.parametrize("words", [[9, 30, 4, 40], [3, 3, 60, 60], [50, 2, 2, 2, 2, 50]])
+def test_each_piece_is_made_before_those_ahead_of_it_have_been_played(words):
+    """At the pace that is promised, of clauses of four words; the first piece is heard when it is made."""
+    text = " ".join(", ".join(["aa bb cc dd"] * (n // 4)) + " ee" * (n % 4) + "." for n in words)
+    first, *rest = map(len, pieces(text, first=50, target=150))
+    made, played = 0.0, float(first)
+    for size in rest:
+        made += media.PACE * size
+        assert made <= played
+        played += size
+
+
+def test_a_sentence_is_whole_where_there_is_time_for_it():
+    clauses = "Aaa bbb ccc ddd, eee fff ggg hhh, iii jjj kkk lll"
+    assert pieces(f"{'Word ' * 12}. {clauses}.", target=150)[-1] == f"{clauses.lower()}."
 
 
 def test_a_short_first_sentence_stays_whole_and_alone():

@@ -66,7 +66,7 @@ class Stepper:
         self.now = 0.0
         self.engine = Engine([loaded], EngineSettings(rules=Rules(depth=depth), **settings), clock=lambda: self.now)
         self.jobs = deque()
-        self.engine._lanes = [SimpleNamespace(depth=0, steps=[], submit=self.jobs.append)]
+        self.engine._lanes = [SimpleNamespace(depth=0, steps=[], submit=lambda job, threads: self.jobs.append(job))]
         self.engine._pool = SimpleNamespace(submit=lambda job: job())
         self.engine.state = "ready"
         self.requests, self.model = self.engine._requests, self.engine.models["paper"]

@@ -32,6 +32,7 @@ def seat(offer=None, arrived=0.0, live=False, first_output=None, played=0.0):
         spoken=False,
         first_output=first_output,
         played=played,
+        playhead=(first_output or 0.0) + played,
         clocked=live and first_output is not None,
     )
     return SimpleNamespace(offer=offer or Offer(("k",)), done=False, inflight=0, piece=SimpleNamespace(request=request))

@@ -1,0 +1,154 @@
+"""Which steps run at once, with how many threads, in which memory."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from serving.capture import Runner
+from serving.core.contract import Edge, Node, Offer, Packed, Piece, Resource, Settled, Verdict
+from serving.core.runtime import ModelRun, useful
+from serving.core.streams import Each
+from serving.core.tests.kit import Paper, loaded, outputs, running, submit
+
+
+class Meeting(Node):
+    """Each step waits for another one to run, as long as `patience`; gives 1 where one came."""
+
+    name = "meeting"
+    buckets = ((1, 1),)
+
+    def __init__(self, patience):
+        self.here, self.met = threading.Barrier(2, timeout=patience), []
+        self.threads, self.memory = [], []
+
+    def offer(self, row):
+        return Offer(("meet", row.slot))  # a step a row
+
+    def stage(self, b):
+        b.buffer("mark", (b.size,), torch.int64)
+
+    def launch(self, b):
+        if not b.n:
+            return {"met": torch.zeros(b.size)}
+        self.threads.append(torch.get_num_threads())
+        b.buffers["mark"].fill_(int(b.index[0]))
+        try:
+            self.here.wait()
+        except threading.BrokenBarrierError:
+            return {"met": torch.zeros(b.size)}
+        self.memory.append((int(b.index[0]), int(b.buffers["mark"][0])))
+        return {"met": torch.ones(b.size)}
+
+    def settle(self, b, out):
+        return Settled(np.full(b.n, Verdict.DONE), {"met": Packed(out["met"][: b.n], np.ones(b.n, np.int64))})
+
+
+def once(job):
+    yield Piece("all", {}, None)
+
+
+MET = (Edge("meeting.met", "client.met", Each()),)
+
+
+async def met(node, requests=2, **settings):
+    async with running(Paper([node], MET, pieces=once), **settings) as engine:
+        handles = [await submit(engine) for _ in range(requests)]
+        return [value for got in await asyncio.gather(*(outputs(h, "met") for h in handles)) for value in got]
+
+
+async def test_rows_of_a_node_that_writes_nothing_shared_run_at_once():
+    assert await met(Meeting(10.0), lanes=2) == [1, 1]
+
+
+async def test_with_one_lane_they_do_not():
+    """The control of the test before."""
+    assert await met(Meeting(0.05), lanes=1) == [0, 0]
+
+
+async def test_steps_that_run_at_once_have_memory_of_their_own():
+    node = Meeting(10.0)
+    await met(node, requests=6, lanes=2)
+    assert len(node.memory) == 6
+    assert all(slot == mark for slot, mark in node.memory)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+async def test_a_lane_that_is_alone_has_all_threads_and_two_share_them():
+    alone, crowd = Meeting(0.2), Meeting(10.0)
+    assert await met(alone, requests=1, lanes=2) == [0]
+    assert alone.threads == [2]
+    await met(crowd, requests=6, lanes=2)
+    assert crowd.threads.count(1) >= 4  # the first may start alone, and the last end so
+
+
+def step(node, repeats=False):
+    return SimpleNamespace(node=node, repeats=repeats)
+
+
+class Store(Resource):
+    capacity = 8
+
+    def __init__(self, append_only=False):
+        self.append_only = append_only
+
+    def need(self, lanes, units):
+        return 1
+
+
+def nodes(append_only):
+    """A node that writes a resource, one that reads it, one that has none."""
+    made = [type(name, (Node,), {"name": name})() for name in ("writer", "reader", "free")]
+    made[0].writes, made[1].reads = ("store",), ("store",)
+    paper = Paper(made, (), pieces=once, resources={"store": Store(append_only)})
+    return ModelRun(loaded(paper, 8)).nodes
+
+
+@pytest.mark.parametrize("append_only", [False, True])
+def test_what_is_written_once_is_read_while_more_is_written(append_only):
+    found = nodes(append_only)
+    assert found["reader"].apart(step(found["writer"])) is append_only
+    assert found["writer"].apart(step(found["reader"])) is append_only
+
+
+def test_a_node_shares_a_lane_with_itself_where_it_writes_or_runs_ahead():
+    found = nodes(True)
+    assert not found["writer"].apart(step(found["writer"]))
+    assert found["free"].apart(step(found["free"]))
+    assert not found["free"].apart(step(found["free"], repeats=True))
+    assert found["free"].apart(step(found["writer"]))
+
+
+def model(most):
+    return SimpleNamespace(parallel=lambda: most)
+
+
+@pytest.mark.parametrize(
+    ("most", "cores", "lanes"), [([1], 8, 1), ([1, 1], 8, 2), ([2], 1, 1), ([2, 1], 8, 3), ([1, None], 8, 8)]
+)
+def test_lanes_are_what_the_models_can_use_and_the_cores_allow(most, cores, lanes):
+    assert useful([model(one) for one in most], cores) == lanes
+
+
+def test_a_set_that_is_in_use_is_never_given_again():
+    runner = Runner(Meeting(0.1), "static", "cpu")
+    index = np.array([1])
+    first, second = runner.frame(index, 1), runner.frame(index, 1)
+    assert first is not second
+    first.busy = second.busy = True
+    third = runner.frame(index, 1)
+    assert third is not first
+    assert third is not second
+    second.busy = False
+    assert runner.frame(index, 1) is second
