@@ -102,19 +102,19 @@ class Continuity(Total):
 class C50(Continuity):
     """Streams that pause for at most 50 ms."""
 
-    name, title, limit_ms = "c50", "Streams with underrun within 50 ms", 50
+    name, title, limit_ms = "c50", "Streams that never pause over 50 ms", 50
 
 
 class C100(Continuity):
     """Streams that pause for at most 100 ms."""
 
-    name, title, limit_ms = "c100", "Streams with underrun within 100 ms", 100
+    name, title, limit_ms = "c100", "Streams that never pause over 100 ms", 100
 
 
 class C200(Continuity):
     """Streams that pause for at most 200 ms."""
 
-    name, title, limit_ms = "c200", "Streams with underrun within 200 ms", 200
+    name, title, limit_ms = "c200", "Streams that never pause over 200 ms", 200
 
 
 class AudioThroughput(Total):

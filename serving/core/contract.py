@@ -246,7 +246,6 @@ class Resource:
     stride = 1  # a beginning that is adopted has a multiple of this length
     replays = False  # running its tokens again gives the same state
     partial = False  # it can publish a beginning of what an owner holds, and not only all of it
-    append_only = False  # what was written stays as it is, and may be read while more is written
 
     def need(self, lanes: tuple[str, ...], units: int) -> int:
         """Amount for an owner that writes at most `units` in each lane. Pure; the scheduler adds these up."""

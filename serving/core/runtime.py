@@ -76,7 +76,6 @@ class NodeRun:
         ]
         self.touches = frozenset((*node.reads, *node.writes))
         self.changes = frozenset(node.writes)
-        self._rewrites = frozenset(label for label in node.writes if not graph.resources[label].append_only)
         self.elastic = [(label, graph.resources[label]) for label in node.writes if model.overbooks(label)]
         self.rollback = all(graph.resources[label].rollback for label in node.writes)
         self.limited = any(edge.limit is not None for edge in graph.edges if split(edge.source)[0] == self.name)
@@ -156,18 +155,14 @@ class NodeRun:
                 del self.groups[group.key]
 
     def apart(self, step: Any) -> bool:
-        """Whether a step of this node may run beside the one in flight: no memory that one writes is the other's.
+        """Whether a step of this node may run beside the one in flight: neither writes what is the other's.
 
         Steps of one node have different rows, unless theirs repeat.
         """
-        if step.node is self:
+        other: NodeRun = step.node
+        if other is self:
             return not self.changes and not step.repeats
-        return self.beside(step.node)
-
-    def beside(self, other: NodeRun) -> bool:
-        """Whether steps of two nodes may run at once."""
-        clash = self.changes & other.changes or self._rewrites & other.touches or other._rewrites & self.touches
-        return other.model is not self.model or not clash
+        return other.model is not self.model or not (self.changes & other.touches or other.changes & self.touches)
 
     def left(self, seat: Seat) -> None:
         """The seat has nothing more to do here."""
@@ -245,12 +240,10 @@ class ModelRun:
 
     def parallel(self) -> int | None:
         """Most steps of it that may run at once; None: any number. More would change bits, or is a device's affair."""
-        options, nodes = self.loaded.options, self.nodes.values()
+        options = self.loaded.options
         if options.device != "cpu" or options.numerics != "fast":
             return 1
-        if not all(node.changes for node in nodes):
-            return None
-        return 1 + any(node.beside(other) for node in nodes for other in nodes if node is not other)
+        return 1 if all(node.changes for node in self.nodes.values()) else None
 
     def _path(self, name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The nodes from this one to the client, along the longest way that visits none twice."""

@@ -92,7 +92,6 @@ class PagedKV(Resource):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.names, self.lanes = lanes, {name: i for i, name in enumerate(lanes)}
         self.ring = None if window is None else Ring(window, sinks, page_size, 2 * step)
-        self.append_only = window is None
         self.pages = Pages(pages)
         count = (owners or 4 * slots) * len(lanes)
         self.seqs = Sequences(self.pages, page_size, count, max_len, self.ring, device)

@@ -10,6 +10,7 @@ import torch
 
 from serving.capture import Runner
 from serving.core.contract import Edge, Node, Offer, Packed, Piece, Resource, Settled, Verdict
+from serving.core.engine import Engine
 from serving.core.runtime import ModelRun, useful
 from serving.core.streams import Each
 from serving.core.tests.kit import Paper, loaded, outputs, running, submit
@@ -86,11 +87,21 @@ def two_threads():
 
 @pytest.mark.usefixtures("two_threads")
 async def test_a_lane_that_is_alone_has_all_threads_and_two_share_them():
-    alone, crowd = Meeting(0.2), Meeting(10.0)
+    alone, pair = Meeting(0.2), Meeting(10.0)
     assert await met(alone, requests=1, lanes=2) == [0]
     assert alone.threads == [2]
-    await met(crowd, requests=6, lanes=2)
-    assert crowd.threads.count(1) >= 4  # the first may start alone, and the last end so
+    await met(pair, lanes=2)
+    assert pair.threads[1] == 1  # the other had begun
+
+
+@pytest.mark.parametrize(
+    ("depths", "ready", "threads"),
+    [([1, 0], 0, 8), ([1, 0], 3, 4), ([2, 1], 0, 4), ([1, 0, 0, 0], 2, 2), ([1], 5, None)],
+)
+def test_threads_are_shared_by_the_lanes_that_are_or_will_be_busy(depths, ready, threads):
+    engine = Engine([])
+    engine._threads, engine._lanes = 8, [SimpleNamespace(depth=depth) for depth in depths]
+    assert engine._share(ready) == threads
 
 
 def step(node, repeats=False):
@@ -100,30 +111,27 @@ def step(node, repeats=False):
 class Store(Resource):
     capacity = 8
 
-    def __init__(self, append_only=False):
-        self.append_only = append_only
-
     def need(self, lanes, units):
         return 1
 
 
-def nodes(append_only):
+def nodes():
     """A node that writes a resource, one that reads it, one that has none."""
     made = [type(name, (Node,), {"name": name})() for name in ("writer", "reader", "free")]
     made[0].writes, made[1].reads = ("store",), ("store",)
-    paper = Paper(made, (), pieces=once, resources={"store": Store(append_only)})
+    paper = Paper(made, (), pieces=once, resources={"store": Store()})
     return ModelRun(loaded(paper, 8)).nodes
 
 
-@pytest.mark.parametrize("append_only", [False, True])
-def test_what_is_written_once_is_read_while_more_is_written(append_only):
-    found = nodes(append_only)
-    assert found["reader"].apart(step(found["writer"])) is append_only
-    assert found["writer"].apart(step(found["reader"])) is append_only
+def test_who_reads_what_another_writes_shares_its_lane():
+    found = nodes()
+    assert not found["reader"].apart(step(found["writer"]))
+    assert not found["writer"].apart(step(found["reader"]))
+    assert found["reader"].apart(step(found["reader"]))
 
 
 def test_a_node_shares_a_lane_with_itself_where_it_writes_or_runs_ahead():
-    found = nodes(True)
+    found = nodes()
     assert not found["writer"].apart(step(found["writer"]))
     assert found["free"].apart(step(found["free"]))
     assert not found["free"].apart(step(found["free"], repeats=True))
