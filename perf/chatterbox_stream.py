@@ -14,12 +14,11 @@ import json
 import time
 from typing import Any
 
-import numpy as np
 import torch
 
 from models import registry
 from models.chatterbox.checkpoint import Speech, plan_of
-from models.chatterbox.conditioning import Conditionals
+from models.chatterbox.conditioning import Conditionals, Voices, noise
 from models.chatterbox.config import VARIANTS
 from models.chatterbox.graph import ChatterboxPort
 from models.chatterbox.modules import Chatterbox
@@ -27,20 +26,12 @@ from models.chatterbox.request import Deployment
 from models.chatterbox.s3gen import S3Gen
 from models.chatterbox.s3gen_config import S3GenConfig
 from models.chatterbox.t3 import T3
-from models.chatterbox.tests import tiny
 from models.chatterbox.voice_encoder import VoiceEncoder
+from perf.chatterbox_parts import TEXT, Numbered, sentences
 from serving.core.contract import LoadedModel, Options, Task
 from serving.core.engine import Engine
 
 KEY = "chatterbox"
-TEXT = 44  # tokens, start and stop included
-
-
-class Ids:
-    """Stands for the tokenizer: any text is the same random ids."""
-
-    def __call__(self, text: str, language: str) -> np.ndarray:
-        return np.concatenate([[255], np.random.default_rng(2).integers(1, 250, TEXT - 2), [0]])
 
 
 def networks(layers: int) -> Chatterbox:
@@ -58,17 +49,17 @@ def port_of(options: Options, tokens: int, prompt: int, layers: int) -> Chatterb
     """The port over them, in a voice whose clip has `prompt` speech tokens."""
     limits: dict[str, Any] = {"max_new_tokens_limit": tokens, "max_text_tokens": TEXT, "watermark": False}
     variant, deployment = VARIANTS[KEY], Deployment(**limits)
-    nets, voices = networks(layers), tiny.Named()
-    voices._held["default"] = Conditionals(tiny.voice(prompt=variant.prompt_tokens).t3, tiny.voice(prompt=prompt).gen)
+    nets, voice = networks(layers), Conditionals(noise(prompt=variant.prompt_tokens).t3, noise(prompt=prompt).gen)
     speech = Speech(nets, variant, plan_of(variant, deployment), options, deployment)
-    return ChatterboxPort(variant, nets.t3, Ids(), voices, speech, options, deployment)
+    voices, texts = Voices({}, {"default": voice}), Numbered(sentences(1))
+    return ChatterboxPort(variant, nets.t3, texts, voices, speech, options, deployment)
 
 
 async def seconds(engine: Engine, name: str, *, live: bool) -> float:
     """Up to the first sound: of a stream its first chunk, else everything."""
     knobs = registry.card(KEY).tasks["speak"](ignore_eos=True)
     began = time.perf_counter()
-    task = Task("speak", {"text": "any"}, knobs)
+    task = Task("speak", {"text": "0"}, knobs)
     async with await engine.submit(KEY, task, request_id=name, seed=1, live=live) as handle:
         async for output in handle:
             if output.port == "audio" and len(output.value):

@@ -28,7 +28,6 @@ from oracles.recorder.environment import Environment
 from oracles.recorder.run import hidden
 
 ORACLE = Path(__file__).resolve().parents[1] / "oracles" / "chatterbox"
-TEXT = 44  # tokens, start and stop included
 PROMPT = 150
 WEIGHT = 0.5
 KEY = "chatterbox"
@@ -90,15 +89,18 @@ async def said_by_the_engine(state: dict[str, Any], voice: Any, texts: list[np.n
     """An engine, and a function that says the texts all at once: the same figures."""
     from models import registry
     from models.chatterbox import weights
-    from models.chatterbox.tests import tiny
+    from models.chatterbox.conditioning import Voices
+    from models.chatterbox.config import VARIANTS
+    from models.chatterbox.graph import ChatterboxPort
+    from models.chatterbox.request import Deployment
+    from perf.chatterbox_parts import TEXT, Numbered, Silent
     from serving.core.contract import LoadedModel, Options, Task
     from serving.core.engine import Engine
 
     options = Options(rows=len(texts), numerics="fast")
-    limits = {"max_new_tokens_limit": tokens, "max_text_tokens": TEXT, "prefill_tokens": 512}
-    port = tiny.port(KEY, options, weights.load_t3(state), **limits)
-    port._voices._held["default"] = voice
-    port.tokenizer = lambda text, language: texts[int(text)]
+    limits: dict[str, Any] = {"max_new_tokens_limit": tokens, "max_text_tokens": TEXT, "prefill_tokens": 512}
+    net, voices = weights.load_t3(state), Voices({}, {"default": voice})
+    port = ChatterboxPort(VARIANTS[KEY], net, Numbered(texts), voices, Silent(), options, Deployment(**limits))
     engine = Engine([LoadedModel(registry.card(KEY), options, port)])
     await engine.start()
     knobs = registry.card(KEY).tasks["speak"](cfg_weight=WEIGHT, ignore_eos=True)
@@ -130,9 +132,11 @@ async def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30, help="fewer to try the command itself")
     given = parser.parse_args()
+    from models.chatterbox.conditioning import noise
+    from perf.chatterbox_parts import sentences
+
     made, state = package(1, given.layers)
-    voice, random = _voice(), np.random.default_rng(2)
-    texts = [np.concatenate([[255], random.integers(1, 250, TEXT - 2), [0]]) for _ in range(given.requests)]
+    voice, texts = noise(prompt=PROMPT), sentences(given.requests)
     engine, turn = await said_by_the_engine(state, voice, texts, given.tokens)
     found: dict[str, list[dict[str, float]]] = {"package": [], "engine": []}
     for number in range(given.turns):
@@ -147,12 +151,6 @@ async def main() -> None:
     print(
         json.dumps({**vars(given), "threads": threads, "torch": torch.__version__, **found, "ratio": ratio}, indent=1)
     )
-
-
-def _voice() -> Any:
-    from models.chatterbox.tests import tiny
-
-    return tiny.voice(prompt=PROMPT)
 
 
 if __name__ == "__main__":

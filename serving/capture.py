@@ -55,6 +55,7 @@ class Runner:
     def __init__(self, node: Node, options: Options) -> None:
         self.node, self.options = node, options
         self.buckets = () if options.capture == "eager" else tuple(node.buckets)
+        self.uniform = node.uniform
         self.device = torch.device(options.device)
         self.misses = 0  # steps that no bucket held
         self.compiled: dict[tuple[int, int], float] = {}  # bucket -> seconds that its compilation took
@@ -118,7 +119,9 @@ class Runner:
 
     def _bucket(self, rows: int, units: int) -> tuple[int, int] | None:
         for bucket in self.buckets:
-            if rows <= bucket[0] and units <= bucket[1]:
+            most_rows, most_units = bucket
+            fits = units * most_rows == most_units * rows if self.uniform else units <= most_units
+            if rows <= most_rows and fits:
                 return bucket
         self.misses += bool(self.buckets)
         return None

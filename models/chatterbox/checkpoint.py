@@ -15,12 +15,12 @@ from models.chatterbox.config import SAMPLE_RATE, VARIANTS, Variant
 from models.chatterbox.graph import ChatterboxPort
 from models.chatterbox.modules import Chatterbox
 from models.chatterbox.request import Deployment
-from models.chatterbox.s3gen_config import TURBO, S3GenConfig
+from models.chatterbox.s3gen_config import TOKEN_RATE, TURBO, S3GenConfig
 from models.chatterbox.s3gen_nodes import FlowNode, Mark, VocoderNode
 from models.chatterbox.stream import WHOLE, StreamPlan
 from models.chatterbox.t3 import T3
 from models.chatterbox.tokenizer import English, Multilingual, Tokenizer, Turbo
-from models.chatterbox.voice_prompt import prompt, prompt_tokens
+from models.chatterbox.voice_prompt import LONGEST, prompt, prompt_tokens
 from models.weights.sources import Hub, Local, fetch
 from serving.core.contract import Audio, Edge, Node, Options, Resource
 from serving.errors import SetupError
@@ -56,8 +56,11 @@ class Speech:
 
     def _nodes(self, plan: StreamPlan, options: Options, d: Deployment) -> tuple[FlowNode, VocoderNode]:
         net, rows = self.net, d.s3gen_max_batch_size
-        meanflow = net.flow.decoder.meanflow
-        flow = FlowNode(net.flow, plan, rows, bucket_of(plan, options), net.config.speaker.embedding)
+        meanflow, speaker, bucket = net.flow.decoder.meanflow, net.config.speaker.embedding, bucket_of(plan, options)
+        ladder = ladder_of(plan, options, d)
+        # A step of many rows is no faster on a CPU than as many steps, and buckets of them would take minutes to warm.
+        together = 1 if options.capture == "static" and options.device == "cpu" else rows
+        flow = FlowNode(net.flow, plan, together, bucket, speaker, ladder)
         return flow, VocoderNode(net.mel2wav, meanflow, plan, options.rows, rows, self.mark)
 
     @torch.inference_mode()
@@ -73,8 +76,24 @@ def bucket_of(plan: StreamPlan, options: Options) -> int:
 
     A whole utterance has the package's own bits, but for `fast` on an accelerator: on a CPU nothing is gained by it.
     """
-    padded = not plan.whole or (options.profile == "fast" and options.device != "cpu")
-    return PADDED if padded and options.numerics == "fast" else EXACT
+    shared = options.profile == "fast" and options.device != "cpu" and options.numerics == "fast"
+    return EXACT if plan.whole and not shared else PADDED
+
+
+def ladder_of(plan: StreamPlan, options: Options, d: Deployment) -> tuple[int, ...]:
+    """Lengths that a stream's solves are padded to where they are captured: of the chunks behind the longest prompt.
+
+    In `invariant` whether they are captured or not, since padding to another length may move a convolution's bits. A
+    rung from which it is less than a tenth to the next is left out.
+    """
+    if plan.whole or (options.capture == "eager" and options.numerics == "fast"):
+        return ()
+    prompt, found = TOKEN_RATE * LONGEST, list[int]()
+    for seen in reversed(plan.seen(d.max_new_tokens_limit)):
+        length = PADDED * -(-(prompt + seen) // PADDED)
+        if not found or 1.1 * length <= found[0]:
+            found.insert(0, length)
+    return tuple(found)
 
 
 def marker(options: Options) -> Mark | None:

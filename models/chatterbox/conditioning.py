@@ -8,11 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from models.chatterbox.config import SPEAKER, SPEECH_TOKENS
+from models.chatterbox.s3gen_config import FRAMES_PER_TOKEN, MELS
 from serving.core.contract import Audio
 from serving.errors import BadRequest, SetupError, nearest
 
@@ -74,11 +77,25 @@ def from_mapping(t3: Mapping[str, Any], gen: Mapping[str, Any]) -> Conditionals:
     )
 
 
-class Voices:
-    """The voices of a checkpoint and of a folder, read when first used. A name is looked up, never opened as a path."""
+def noise(seed: int = 0, prompt: int = 20) -> Conditionals:
+    """A voice that no clip gave, with so many speech tokens of prompt: for networks with random weights."""
+    generator = torch.Generator().manual_seed(seed)
+    speaker = torch.nn.functional.normalize(torch.rand(1, SPEAKER, generator=generator), dim=-1)
+    tokens = torch.randint(0, SPEECH_TOKENS, (1, prompt), generator=generator)
+    length = torch.tensor([prompt])
+    feat = torch.randn(1, FRAMES_PER_TOKEN * prompt, MELS, generator=generator)
+    xvector = torch.randn(1, 192, generator=generator)
+    return Conditionals(T3Part(speaker, tokens), GenPart(tokens, length, feat, FRAMES_PER_TOKEN * length, xvector))
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files, self._held = dict(sorted(files.items())), dict[str, Conditionals]()
+
+class Voices:
+    """The voices of a checkpoint and of a folder, read when first used, and `held` ones.
+
+    A name is looked up, never opened as a path.
+    """
+
+    def __init__(self, files: Mapping[str, Path], held: Mapping[str, Conditionals] = MappingProxyType({})) -> None:
+        self._files, self._held = dict(files), dict(held)
 
     @classmethod
     def find(cls, checkpoint: Path, folder: str | None) -> Voices:
@@ -89,12 +106,12 @@ class Voices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._files)
+        return tuple(sorted({*self._files, *self._held}))
 
     def get(self, name: str) -> Conditionals:
         """The voice of a name. Raises `BadRequest`."""
-        if name not in self._files:
-            known = nearest(name, self._files) or " This server has no voice of its own: send ref_audio."
+        if name not in self.names:
+            known = nearest(name, self.names) or " This server has no voice of its own: send ref_audio."
             raise BadRequest(f'No voice "{name}".{known}', param="voice")
         if name not in self._held:
             self._held[name] = read(self._files[name])

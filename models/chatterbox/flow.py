@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.chatterbox.flow_encoder import Encoder
-from models.chatterbox.flow_estimator import Estimator, Sight
+from models.chatterbox.flow_estimator import Estimator
 from models.chatterbox.s3gen_config import MELS, SPEECH_TOKENS, S3GenConfig
+from models.chatterbox.sight import Sight
 
 GUIDANCE = 0.7  # of plain flow; mean flow has been distilled with it
 
@@ -70,8 +71,8 @@ class Flow(nn.Module):
 
     def encode(self, w: Window) -> Tensor:
         """What is to be said, frame by frame: [B, 2T, 80]."""
-        mask = None if w.whole else torch.arange(w.tokens.shape[1], device=w.tokens.device) < w.lengths[:, None]
-        return self.encoder_proj(self.encoder(self.input_embedding(w.tokens), mask))
+        real = torch.arange(w.tokens.shape[1], device=w.tokens.device) < w.lengths[:, None]
+        return self.encoder_proj(self.encoder(self.input_embedding(w.tokens), Sight.of(real, w.whole)))
 
     def forward(self, w: Window, steps: int) -> Tensor:
         """Mel [B, 80, F], zero behind a row's `kept` frames."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.chatterbox.s3gen_config import LOOKAHEAD, EncoderConfig
+from models.chatterbox.sight import ALL, Sight
 
 MOST_FRAMES = 5000  # relative positions reach so far each way
 
@@ -44,20 +45,30 @@ class RelativeAttention(nn.Module):
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, self.head_width))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, self.head_width))
 
-    def forward(self, x: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
-        """x [B, T, C], distances [2T - 1, C], mask [B, 1, T] True where a key is real."""
+    def forward(self, x: Tensor, distances: Tensor, sight: Sight) -> Tensor:
+        """x [B, T, C], distances [2T - 1, C]; tokens behind a row's real ones are not heard."""
         b, t, _ = x.shape
         q = self.linear_q(x).view(b, t, self.heads, self.head_width)
         k = self.linear_k(x).view(b, t, self.heads, self.head_width).transpose(1, 2)
         v = self.linear_v(x).view(b, t, self.heads, self.head_width).transpose(1, 2)
         p = self.linear_pos(distances[None]).view(1, -1, self.heads, self.head_width).transpose(1, 2)
+        if sight.counts is None:
+            mixed = self._mixed(q, k, v, p, sight.mask)
+        else:
+            mixed = torch.zeros_like(v)
+            for i, n in enumerate(sight.counts):
+                near = p[:, :, t - n : t + n - 1]
+                mixed[i, :, :n] = self._mixed(q[i : i + 1, :n], k[i : i + 1, :, :n], v[i : i + 1, :, :n], near, None)[0]
+        return self.linear_out(mixed.transpose(1, 2).reshape(b, t, -1))
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, p: Tensor, mask: Tensor | None) -> Tensor:
+        """Values [B, H, T, D] by their scores."""
         content = torch.matmul((q + self.pos_bias_u).transpose(1, 2), k.transpose(-2, -1))
         distance = torch.matmul((q + self.pos_bias_v).transpose(1, 2), p.transpose(-2, -1))
         scores = (content + shifted(distance)) / math.sqrt(self.head_width)
         if mask is not None:
-            scores = scores.masked_fill(~mask[:, None], -math.inf)
-        mixed = torch.matmul(torch.softmax(scores, dim=-1), v)
-        return self.linear_out(mixed.transpose(1, 2).reshape(b, t, -1))
+            scores = scores.masked_fill(mask[:, None] == 0, -math.inf)
+        return torch.matmul(torch.softmax(scores, dim=-1), v)
 
 
 class FeedForward(nn.Module):
@@ -78,8 +89,8 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(c.width, c.hidden)
         self.norm_ff, self.norm_mha = nn.LayerNorm(c.width, eps=1e-12), nn.LayerNorm(c.width, eps=1e-12)
 
-    def forward(self, x: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.norm_mha(x), distances, mask)
+    def forward(self, x: Tensor, distances: Tensor, sight: Sight) -> Tensor:
+        x = x + self.self_attn(self.norm_mha(x), distances, sight)
         return x + self.feed_forward(self.norm_ff(x))
 
 
@@ -132,18 +143,17 @@ class Encoder(nn.Module):
         self.after_norm = nn.LayerNorm(c.width)
         self.register_buffer("distances", relative_table(c.width), persistent=False)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask` [B, T] is True where a token is real; None: all are."""
+    def forward(self, x: Tensor, sight: Sight = ALL) -> Tensor:
+        """`sight`: which tokens are real."""
         x = self.embed(x)
-        if mask is not None:
-            x = x * mask[..., None]  # a row alone has nothing but zeros behind its end
-        x = self._layers(self.encoders, self.pre_lookahead_layer(x), mask)
-        twice = None if mask is None else mask.repeat_interleave(2, 1)
-        return self.after_norm(self._layers(self.up_encoders, self.up_embed(self.up_layer(x)), twice))
+        if sight.mask is not None:
+            x = x * sight.mask.transpose(1, 2)  # a row alone has nothing but zeros behind its end
+        x = self._layers(self.encoders, self.pre_lookahead_layer(x), sight)
+        return self.after_norm(self._layers(self.up_encoders, self.up_embed(self.up_layer(x)), sight.frames()))
 
-    def _layers(self, layers: nn.ModuleList, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _layers(self, layers: nn.ModuleList, x: Tensor, sight: Sight) -> Tensor:
         count = x.shape[1]
         distances = self.distances[MOST_FRAMES - count : MOST_FRAMES + count - 1]
         for layer in layers:
-            x = layer(x, distances, None if mask is None else mask[:, None])
+            x = layer(x, distances, sight)
         return x

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.chatterbox.s3gen_config import MELS, EstimatorConfig
+from models.chatterbox.sight import ALL, Sight
 from serving.attention import dense
 
 INPUTS = 4 * MELS  # the state, what the encoder says, the speaker, the prompt
@@ -20,30 +20,6 @@ def times(t: Tensor, width: int) -> Tensor:
     rates = torch.exp(torch.arange(width // 2, device=t.device).float() * -(math.log(10000) / (width // 2 - 1)))
     angles = 1000 * t[:, None] * rates[None]
     return torch.cat([angles.sin(), angles.cos()], -1)
-
-
-class Sight(NamedTuple):
-    """Which frames of a padded solve are real. Nothing is set where all of them are."""
-
-    mask: Tensor | None = None  # [B, 1, T], 1 or 0
-    counts: tuple[int, ...] | None = None  # on a CPU: a row's keys are cut off there, which is faster than masking
-
-    @classmethod
-    def of(cls, real: Tensor, whole: bool) -> Sight:
-        """From `real` [B, T]; `whole` says that all of it is True."""
-        if whole:
-            return cls()
-        counts = tuple(real.sum(1).tolist()) if real.device.type == "cpu" else None
-        return cls(real[:, None].float(), counts)
-
-    def twice(self) -> Sight:
-        """For a batch of the rows and the rows again."""
-        if self.mask is None:
-            return self
-        return Sight(self.mask.repeat(2, 1, 1), None if self.counts is None else self.counts * 2)
-
-
-ALL = Sight()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:

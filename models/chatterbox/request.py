@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from models.base import Knobs
 
@@ -42,10 +42,17 @@ class SpeakKnobs(Knobs):
     sentence_chunking: bool = Field(False, description="speak long text in groups of sentences, in order")
 
 
+def _lower(given: object) -> object:
+    """The package takes codes in capitals too."""
+    return given.lower() if isinstance(given, str) else given
+
+
 class MultilingualKnobs(SpeakKnobs):
     """The same in 23 languages."""
 
-    language_id: LanguageId | None = Field(None, description="by default the deployment's")
+    language_id: Annotated[LanguageId | None, BeforeValidator(_lower)] = Field(
+        None, description="by default the deployment's"
+    )
     repetition_penalty: float = Field(2.0, gt=0.0, le=2.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from models.chatterbox.vocoder import HiFT
 from models.chatterbox.vocoder_source import HARMONICS, Phase
 from serving.core.contract import Batch, Chunk, Node, Offer, Packed, Row, Settled, Verdict
 
-END = Offer(("end",), take=("tokens",))
 QUIET = SAMPLE_RATE // 50  # samples of silence at the start, and as many of rise: the prompt spills into them
 Mark = Callable[[Tensor], Tensor]  # samples [B, T] to samples that are marked
 
@@ -53,28 +52,40 @@ class FlowNode(Node):
     """Speech tokens to mel frames. Chunks of several requests share one padded solve.
 
     `bucket`: tokens that lengths are padded to a multiple of; 1 pads nothing and computes the package's own bits.
+    `ladder`: lengths that solves are padded to instead, as far as it goes; each is captured at powers of two of rows.
     The knobs of a row have its `voice.gen` (prompt_token, prompt_feat, embedding), its `seed` and the request's
     `knobs` (n_cfm_timesteps).
     """
 
-    def __init__(self, net: Flow, plan: StreamPlan, rows: int, bucket: int, speaker: int, captured: int = 0) -> None:
+    uniform = True
+
+    def __init__(
+        self, net: Flow, plan: StreamPlan, rows: int, bucket: int, speaker: int, ladder: Sequence[int] = ()
+    ) -> None:
         self.name = plan.nodes[0]
         self.net, self.plan, self.bucket, self.speaker = net, plan, bucket, speaker
-        self.budget = float(rows)
-        lengths = range(bucket, captured + 1, bucket) if bucket > 1 else ()
-        self.buckets = tuple((n, n * length) for n in range(1, rows + 1) for length in lengths)
+        self.budget, self.ladder = float(rows), tuple(sorted(ladder))
+        sizes = [n for n in (1, 2, 4, 8, 16, 32) if n < rows] + [rows]
+        self.buckets = tuple((n, n * length) for n in sizes for length in self.ladder)
+        nothing = self.ladder[0] if self.ladder else 1  # it computes nothing, in whatever bucket there is
+        self.end = Offer(("end",), nothing, nothing, take=("tokens",))
 
     def cost(self, units: np.ndarray) -> float:
         return float(len(units))
+
+    def padded(self, count: int) -> int:
+        """The length that a row of so many tokens is padded to."""
+        rung = next((length for length in self.ladder if length >= count), None)
+        return rung or self.bucket * -(-count // self.bucket)
 
     def offer(self, row: Row) -> Offer | None:
         chunk = row.chunks["tokens"]
         if chunk is None:
             return None
         if chunk.stop == chunk.fresh:
-            return END
+            return self.end
         count = prompt_of(row) + chunk.seen - chunk.start
-        length = self.bucket * -(-count // self.bucket)
+        length = self.padded(count)
         ahead = chunk.seen - chunk.stop if self.bucket == 1 else 0
         steps = row.knobs.knobs.n_cfm_timesteps
         return Offer(("solve", length, ahead, steps), length, length, take=("tokens",))

@@ -44,6 +44,19 @@ class StreamPlan:
             size = size * self.growth if self.growth > 1 else self.most
         return tuple(sizes)
 
+    def seen(self, limit: int) -> tuple[int, ...]:
+        """How many tokens the solves of utterances up to `limit` tokens see, prompt aside: each number once, ascending.
+
+        A last chunk sees less than the one that it stands in place of, so that only the longest's may add a number.
+        """
+        policy, found = self.policy(1, self.context or EVERYTHING, LOOKAHEAD), set[int]()
+        chunk = policy.next(0, limit, True)
+        while chunk is not None and not chunk.final:
+            found.add(chunk.seen - chunk.start)
+            chunk = policy.next(chunk.stop, limit, True)
+        last = 0 if chunk is None else chunk.seen - chunk.start
+        return tuple(sorted(found | {max({last, *found})}))
+
     def policy(self, scale: int, context: int, lookahead: int) -> ChunkPolicy:
         """Chunks of so many items a token."""
         if self.whole:

@@ -103,7 +103,7 @@ def test_chatterbox_noise_is_what_the_package_draws(case, run, check):
 def test_chatterbox_encoder(case, run, check):
     window = run.window()
     embedded = run.net.flow.input_embedding(window.tokens)
-    check(case, "taps/encoded", run.net.flow.encoder(embedded, None))
+    check(case, "taps/encoded", run.net.flow.encoder(embedded))
     check(case, "taps/mu", run.net.flow.encode(window))
 
 

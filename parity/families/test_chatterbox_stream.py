@@ -182,7 +182,7 @@ async def test_chatterbox_an_end_without_tokens_gives_out_the_tail(calm, monkeyp
 
     def watched(self, row):
         found = offer(self, row)
-        ends.append(found is s3gen_nodes.END)
+        ends.append(found is self.end)
         return found
 
     monkeypatch.setattr(s3gen_nodes.FlowNode, "offer", watched)

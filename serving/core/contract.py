@@ -189,6 +189,7 @@ class Node:
     writes: tuple[str, ...] = ()
     buckets: Sequence[tuple[int, int]] = ()  # captured (rows, units), ascending; () = run at the exact size
     compiles: Sequence[str] = ()  # attributes ("net.filter"): pure functions of tensors that `launch` may run compiled
+    uniform: bool = False  # rows of a step have equal units, and a bucket is for rows of exactly units / rows each
     budget: float = float("inf")  # most `cost` in one step
     numerics: Mapping[str, Any] = {}  # entered around its steps
     tables: Sequence[str] = ()  # attributes indexed by slot ("rules.count"): a row that is preempted takes them along

@@ -15,8 +15,9 @@ import torch
 
 from models import registry
 from models.chatterbox import weights
-from models.chatterbox.checkpoint import EXACT, PADDED, bucket_of, load_port
+from models.chatterbox.checkpoint import EXACT, PADDED, bucket_of, ladder_of, load_port
 from models.chatterbox.config import ENGLISH, MULTILINGUAL, TURBO, VARIANTS
+from models.chatterbox.request import Deployment
 from models.chatterbox.stream import WHOLE, StreamPlan
 from models.chatterbox.t3 import T3
 from models.chatterbox.tests import saved, tiny
@@ -132,11 +133,32 @@ async def test_speech_over_http_alone_and_among_eight(key, folders):
         (WHOLE, Options(device="cuda", profile="fast"), PADDED),
         (WHOLE, Options(device="cuda", profile="fast", numerics="invariant"), EXACT),
         (StreamPlan(), Options(), PADDED),
-        (StreamPlan(), Options(numerics="invariant"), EXACT),
+        (StreamPlan(), Options(numerics="invariant"), PADDED),
     ],
 )
 def test_what_must_have_the_packages_bits_is_not_padded(plan, options, bucket):
     assert bucket_of(plan, options) == bucket
+    assert bucket == PADDED or not ladder_of(plan, options, Deployment())
+
+
+STATIC, INVARIANT = Options(capture="static"), Options(numerics="invariant")
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "ladder"),
+    [
+        (StreamPlan(), Options(), ()),
+        (StreamPlan(), STATIC, (288, 336, 384, 480)),
+        (StreamPlan(), INVARIANT, (288, 336, 384, 480)),
+        (StreamPlan(first=15), STATIC, (272, 320, 384, 480)),
+        (StreamPlan(context=0), STATIC, (288, 352, 448, 640, 848, 1040, 1264)),
+        (StreamPlan(first=4, chunk=5, growth=1, most=5), STATIC, (288,)),
+        (WHOLE, STATIC, ()),
+    ],
+)
+def test_solves_that_are_captured_have_few_lengths(plan, options, ladder):
+    """Those of a stream's chunks behind ten seconds of the voice."""
+    assert ladder_of(plan, options, Deployment()) == ladder
 
 
 @every_key

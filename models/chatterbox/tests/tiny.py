@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from models.chatterbox.conditioning import Conditionals, GenPart, T3Part, Voices
+from models.chatterbox.conditioning import Voices
+from models.chatterbox.conditioning import noise as voice
 from models.chatterbox.config import VARIANTS, T3Config
 from models.chatterbox.graph import ChatterboxPort
 from models.chatterbox.request import Deployment
@@ -36,18 +35,6 @@ def network(key: str, seed: int = 0) -> T3:
     return made.eval().requires_grad_(False)
 
 
-def voice(seed: int = 0, prompt: int = 20) -> Conditionals:
-    """A voice of noise."""
-    generator = torch.Generator().manual_seed(seed)
-    speaker = torch.nn.functional.normalize(torch.rand(1, 256, generator=generator), dim=-1)
-    tokens = torch.randint(0, 6561, (1, prompt), generator=generator)
-    length = torch.tensor([prompt])
-    feat = torch.randn(1, 2 * prompt, 80, generator=generator)
-    return Conditionals(
-        T3Part(speaker, tokens), GenPart(tokens, length, feat, 2 * length, torch.randn(1, 192, generator=generator))
-    )
-
-
 class Letters:
     """A tokenizer of letters, with start and stop."""
 
@@ -55,20 +42,9 @@ class Letters:
         return np.array([255, *(ord(letter) % 250 + 1 for letter in text), 0], np.int64)
 
 
-class Named(Voices):
+def named() -> Voices:
     """Voices of noise: "default", "second", and "short", whose prompt is shorter."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-        self._held = {"default": voice(0), "second": voice(1), "short": voice(2, prompt=12)}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._held)
-
-    def get(self, name: str) -> Conditionals:
-        self._files = {held: Path() for held in self._held}
-        return super().get(name)
+    return Voices({}, {"default": voice(0), "second": voice(1), "short": voice(2, prompt=12)})
 
 
 class Echo(Node):
@@ -110,5 +86,5 @@ def port(
     """The port of a key on tiny weights."""
     small = {"max_text_tokens": 40, "max_new_tokens_limit": 60, "prefill_tokens": 256, **deployment}
     made = net or network(key)
-    voices, options = Named(), options or Options(numerics="invariant")
+    voices, options = named(), options or Options(numerics="invariant")
     return ChatterboxPort(VARIANTS[key], made, Letters(), voices, Synthesiser(), options, Deployment(**small))

@@ -138,9 +138,11 @@ CARD = Card("s3gen_test", "test", "test", {"speak": NoKnobs}, "Apache-2.0", "rec
 class Port:
     """The nodes as a model: `serving.core.contract.Model`."""
 
-    def __init__(self, net: S3Gen, plan: StreamPlan, rows: int, bucket: int, mark: Mark | None, captured: int) -> None:
+    def __init__(
+        self, net: S3Gen, plan: StreamPlan, rows: int, bucket: int, mark: Mark | None, ladder: Sequence[int]
+    ) -> None:
         meanflow = net.config.estimator.meanflow
-        flow = FlowNode(net.flow, plan, rows, bucket, net.config.speaker.embedding, captured)
+        flow = FlowNode(net.flow, plan, rows, bucket, net.config.speaker.embedding, ladder)
         vocoder = VocoderNode(net.mel2wav, meanflow, plan, 8, rows, mark)
         nodes: Sequence[Node] = (Source(), flow, vocoder)
         walks = {"speak": tuple(node.name for node in nodes)}
@@ -171,12 +173,12 @@ class Bench:
         rows: int = 4,
         bucket: int = 1,
         mark: Mark | None = None,
-        captured: int = 0,
+        ladder: Sequence[int] = (),
         numerics: str = "fast",
         capture: str = "eager",
         lanes: int = 1,
     ) -> None:
-        self.port = Port(net, plan, rows, bucket, mark, captured)
+        self.port = Port(net, plan, rows, bucket, mark, ladder)
         options = Options(rows=8, numerics=numerics, capture=capture)
         self.engine = Engine([LoadedModel(CARD, options, self.port)], EngineSettings(lanes=lanes))
 
