@@ -61,7 +61,7 @@ def steps(job: str) -> str:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "measure.yml").read_text())["jobs"]
     here = (s["run"] for s in jobs[job]["steps"] if "run" in s and "schedule" not in s.get("if", ""))
     text = "\n".join(run for run in here if "pip install" not in run)
-    text = re.sub(r"source \S+|\$\{\{.*?\}\}", "", text).replace("whisper_tiny_en", "toy")
+    text = re.sub(r"source \S+|\$\{\{.*?\}\}", "", text).replace("bench whisper_tiny_en", "bench toy --route speech")
     return text.replace("--requests 24 --repeats 5", "--requests 3 --repeats 2").replace(
         "dashboard history", "dashboard ."
     )
