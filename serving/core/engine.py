@@ -30,7 +30,7 @@ from serving.core.lanes import Lane
 from serving.core.lifecycle import Requests
 from serving.core.request import Request, advance
 from serving.core.routing import Router
-from serving.core.runtime import ModelRun, useful
+from serving.core.runtime import Group, ModelRun, useful
 from serving.core.scheduler import Hold, Rules, plan
 from serving.core.settling import Settler
 from serving.core.step import Step, warm
@@ -330,10 +330,10 @@ class Engine:
                 group.passed += 1
             step = self._settler.launch(choice)
             if step is not None:
-                self._send(step, lane, sum(bool(group.seats) and group.node.apart(step) for group in groups))
+                self._send(step, lane, groups)
             self._wake()
 
-    def _groups(self) -> list[Any]:
+    def _groups(self) -> list[Group]:
         nodes = chain.from_iterable(model.nodes.values() for model in self.models.values())
         return [group for node in nodes if node.groups for group in node.fresh()]
 
@@ -347,18 +347,20 @@ class Engine:
             return False
         return all(other is lane or node.apart(step) for other in self._lanes for step in other.steps)
 
-    def _send(self, step: Step, lane: Lane, ready: int) -> None:
-        """Run it on the lane, while so many others could run beside it."""
+    def _send(self, step: Step, lane: Lane, groups: list[Group]) -> None:
+        """Run it on the lane; those of the groups that are apart from it may run beside it."""
         step.lane = lane
         lane.depth += 1
         lane.steps.append(step)
-        lane.submit(lambda: step.run(self._done), self.settings.threads or self._share(ready))
+        threads = self.settings.threads
+        if threads is None and len(self._lanes) > 1:
+            threads = self._share(sum(bool(group.seats) and group.node.apart(step) for group in groups))
+        lane.submit(lambda: step.run(self._done), threads)
 
-    def _share(self, ready: int) -> int | None:
-        """Torch threads of a step that is launched now; None: nothing to share."""
-        lanes = len(self._lanes)
-        busy = min(lanes, sum(lane.depth > 0 for lane in self._lanes) + ready)
-        return max(1, self._threads // busy) if lanes > 1 else None
+    def _share(self, ready: int) -> int:
+        """Torch threads of a step that is launched now, while so many others could run beside it."""
+        busy = min(len(self._lanes), sum(lane.depth > 0 for lane in self._lanes) + ready)
+        return max(1, self._threads // busy)
 
     def _done(self, step: Step) -> None:
         """On the lane: the step has run."""

@@ -236,12 +236,15 @@ class ModelRun:
         for node, path in self._paths:
             node.ahead = sum(step.seconds for step in path)
 
-    def parallel(self) -> int | None:
-        """Most steps of it that may run at once; None: any number. More would change bits, or is a device's affair."""
-        options = self.loaded.options
-        if options.device != "cpu" or options.numerics != "fast":
-            return 1
-        return 1 if all(node.changes for node in self.nodes.values()) else None
+    @property
+    def sharing(self) -> bool:
+        """Its steps may have fewer threads than there are: elsewhere that changes bits, or is a device's affair."""
+        return self.loaded.options.device == "cpu" and self.loaded.options.numerics == "fast"
+
+    @property
+    def parallel(self) -> bool:
+        """It has a node whose steps may run at once."""
+        return not all(node.changes for node in self.nodes.values())
 
     def _path(self, name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The nodes from this one to the client, along the longest way that visits none twice."""
@@ -252,5 +255,6 @@ class ModelRun:
 
 def useful(models: Collection[ModelRun], cores: int) -> int:
     """How many lanes these models can use on so many cores."""
-    most = [model.parallel() for model in models]
-    return cores if None in most else min(cores, sum(count or 0 for count in most))
+    if not all(model.sharing for model in models):
+        return 1
+    return cores if any(model.parallel for model in models) else min(cores, len(models))

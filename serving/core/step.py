@@ -60,7 +60,6 @@ class Step:
         "outputs",
         "planned",
         "previous",
-        "repeats",
         "seats",
         "takes",
     )
@@ -74,7 +73,6 @@ class Step:
         self.planned = 0  # of node.uses: how many resources have planned for it
         self.takes: list[tuple[StreamBuffer, tuple[int, bool, Chunk | None]]] = []
         self.previous: Step | None = None
-        self.repeats = any(seat.offer.repeats for seat in self.seats)  # type: ignore[union-attr]
         self.lane: Any = None
         self.outputs: dict[str, Any] = {}
         self.error: BaseException | None = None
@@ -136,6 +134,11 @@ class Step:
         assert offer is not None
         self.takes.append((buffer, buffer.state()))
         return buffer.take(chunk, units if units < offer.units else None)
+
+    @property
+    def repeats(self) -> bool:
+        """One of its rows may be in the node's next step while this one runs."""
+        return any(seat.offer.repeats for seat in self.seats)  # type: ignore[union-attr]
 
     def release(self) -> None:
         """Its static memory is free for another step."""

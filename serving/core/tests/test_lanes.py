@@ -96,12 +96,20 @@ async def test_a_lane_that_is_alone_has_all_threads_and_two_share_them():
 
 @pytest.mark.parametrize(
     ("depths", "ready", "threads"),
-    [([1, 0], 0, 8), ([1, 0], 3, 4), ([2, 1], 0, 4), ([1, 0, 0, 0], 2, 2), ([1], 5, None)],
+    [([1, 0], 0, 8), ([1, 0], 3, 4), ([2, 1], 0, 4), ([1, 0, 0, 0], 2, 2)],
 )
 def test_threads_are_shared_by_the_lanes_that_are_or_will_be_busy(depths, ready, threads):
     engine = Engine([])
     engine._threads, engine._lanes = 8, [SimpleNamespace(depth=depth) for depth in depths]
     assert engine._share(ready) == threads
+
+
+def test_one_lane_leaves_the_threads_as_they_are():
+    engine, got = Engine([]), []
+    lane = SimpleNamespace(depth=0, steps=[], submit=lambda job, threads: got.append(threads))
+    engine._threads, engine._lanes = 8, [lane]
+    engine._send(SimpleNamespace(), lane, [])
+    assert got == [None]
 
 
 def step(node, repeats=False):
@@ -138,15 +146,20 @@ def test_a_node_shares_a_lane_with_itself_where_it_writes_or_runs_ahead():
     assert found["free"].apart(step(found["writer"]))
 
 
-def model(most):
-    return SimpleNamespace(parallel=lambda: most)
+def model(parallel, sharing=True):
+    return SimpleNamespace(parallel=parallel, sharing=sharing)
 
 
 @pytest.mark.parametrize(
-    ("most", "cores", "lanes"), [([1], 8, 1), ([1, 1], 8, 2), ([2], 1, 1), ([2, 1], 8, 3), ([1, None], 8, 8)]
+    ("parallel", "cores", "lanes"),
+    [([0], 8, 1), ([0, 0], 8, 2), ([0, 0], 1, 1), ([0, 0, 0], 8, 3), ([0, 1], 8, 8), ([1], 1, 1)],
 )
-def test_lanes_are_what_the_models_can_use_and_the_cores_allow(most, cores, lanes):
-    assert useful([model(one) for one in most], cores) == lanes
+def test_lanes_are_what_the_models_can_use_and_the_cores_allow(parallel, cores, lanes):
+    assert useful([model(one) for one in parallel], cores) == lanes
+
+
+def test_a_model_whose_bits_depend_on_threads_keeps_all_on_one_lane():
+    assert useful([model(True), model(False, sharing=False)], 8) == 1
 
 
 def test_a_set_that_is_in_use_is_never_given_again():
