@@ -56,11 +56,16 @@ def pieces(text: str, phonemize: Callable[[str], str], speed: float, first: int,
 
 def _clauses(sentence: str, phonemize: Callable[[str], str], most: int) -> int:
     """Where to cut a sentence after the clauses that fit, or after the first; 0 where a part would be too short."""
-    ends = list(accumulate(map(len, pieces_at(CLAUSE_END, sentence))))[:-1]
-    sizes = [(end, len(phonemize(sentence[:end])), len(phonemize(sentence[end:]))) for end in ends]
-    fair = [(end, head) for end, head, tail in sizes if min(head, tail) >= SHORTEST]
-    within = [end for end, head in fair if head <= most]
-    return max(within) if within else min((end for end, _ in fair), default=0)
+    within: list[int] = []
+    for end in list(accumulate(map(len, pieces_at(CLAUSE_END, sentence))))[:-1]:
+        head = len(phonemize(sentence[:end]))
+        if head < SHORTEST:
+            continue
+        if head > most:
+            within = within or [end]
+            break
+        within.append(end)
+    return next((end for end in reversed(within) if len(phonemize(sentence[end:])) >= SHORTEST), 0)
 
 
 def tokens(phonemes: str, vocab: Mapping[str, int]) -> np.ndarray:
