@@ -135,13 +135,24 @@ class Side(Protocol):
         """Of a long prompt's first token."""
 
 
-class Ours:
+class Here(Side):
+    """A side in this process."""
+
+    asked = 0
+
+    async def first(self) -> Time:
+        began = Time.now()
+        await self.said(text(LONG, self.asked), 1)
+        return began.since()
+
+
+class Ours(Here):
     """The port behind the engine."""
 
     name, at_once = "ours", True
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self.engine, self.asked = Engine([loaded]), 0
+        self.engine = Engine([loaded])
 
     async def said(self, prompt: str, new: int) -> list[int]:
         self.asked += 1
@@ -155,19 +166,14 @@ class Ours:
         await asyncio.gather(*(self.said(text(PROMPT, seed + i), new) for i in range(rows)))
         return began.since().over(rows * new)
 
-    async def first(self) -> Time:
-        began = Time.now()
-        await self.said(text(LONG, self.asked), 1)
-        return began.since()
 
-
-class Theirs:
+class Theirs(Here):
     """transformers' greedy `generate`, one request after another."""
 
     name, at_once = "transformers", False
 
     def __init__(self, model: Qwen3_5ForCausalLM, chat: ChatTokenizer) -> None:
-        self.model, self.chat, self.asked = model, chat, 0
+        self.model, self.chat = model, chat
 
     async def said(self, prompt: str, new: int) -> list[int]:
         self.asked += 1
@@ -180,11 +186,6 @@ class Theirs:
         for _ in range(rows):
             await self.said(text(PROMPT, self.asked), new)
         return began.since().over(rows * new)
-
-    async def first(self) -> Time:
-        began = Time.now()
-        await self.said(text(LONG, self.asked), 1)
-        return began.since()
 
 
 class Llama:
